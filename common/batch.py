@@ -1,0 +1,101 @@
+"""The packed arrays of one forward: many sequences laid end to end, without padding.
+
+Shape letters, used in every comment of this project:
+
+    T    packed tokens of one forward (all sequences together)
+    B    sequences in the forward
+    S    context length of one sequence (tokens before and in this forward)
+    R    rows whose logits are wanted
+    Hq   query heads          Hkv  key/value heads       D  head size
+    V    vocabulary (logit width)                        L  layers
+    N    KV blocks            bs   block size (tokens per block)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from common.sequence import Sequence
+
+Scheduled = Seq[tuple["Sequence", int]]
+"""What a scheduler decides: (sequence, how many of its next tokens to compute), in batch order."""
+
+
+@dataclass
+class ForwardBatch:
+    """One forward's input.  Row t of every `[T]` array belongs to the same token.
+
+    Sequence b owns rows `query_start[b] : query_start[b + 1]`; they are its tokens at positions
+    `seq_lens[b] - query_lens[b] ... seq_lens[b] - 1`.  A decode is a query of length 1, a chunk of a prompt
+    a longer one; nothing else tells them apart.
+    """
+
+    input_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    query_start: torch.Tensor  # [B + 1] int32
+    seq_lens: torch.Tensor  # [B] int32, context length with this forward's tokens
+    logits_rows: torch.Tensor  # [R] int64, rows of T whose logits are wanted
+    query_lens: list[int]  # the host's copy of diff(query_start): loops need no sync
+    context_lens: list[int]  # the host's copy of seq_lens
+    slot_mapping: torch.Tensor | None = None  # [T] int64, where the cache stores each token's K/V
+    block_tables: torch.Tensor | None = None  # [B, max blocks] int32, filled by the paged stages
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.input_ids.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        """B."""
+        return len(self.query_lens)
+
+    @classmethod
+    def pack(cls, scheduled: Scheduled, device: torch.device | str = "cpu") -> ForwardBatch:
+        """Lay the next tokens of each sequence end to end.
+
+        Logits are wanted for the last row of a sequence that has caught up (an unfinished chunk predicts a
+        token that is already known), and for every row of a prompt whose `prompt_logprobs` were asked for.
+        """
+        query = np.array([n for _, n in scheduled], dtype=np.int64)  # [B]
+        computed = np.array([s.num_computed_tokens for s, _ in scheduled], dtype=np.int64)  # [B]
+        start = np.zeros(len(query) + 1, dtype=np.int64)  # [B + 1]
+        np.cumsum(query, out=start[1:])
+        total = int(start[-1])
+        ids = np.fromiter(
+            chain.from_iterable(
+                s.token_ids[s.num_computed_tokens : s.num_computed_tokens + n] for s, n in scheduled
+            ),
+            dtype=np.int64,
+            count=total,
+        )  # [T]
+        positions = np.arange(total) + np.repeat(computed - start[:-1], query)  # [T]
+        rows = [
+            np.arange(start[b], start[b + 1])
+            if s.wants_prompt_logprobs
+            else start[b + 1 : b + 2] - 1
+            if s.num_computed_tokens + n == len(s.token_ids)
+            else start[:0]
+            for b, (s, n) in enumerate(scheduled)
+        ]
+        context = computed + query  # [B]
+
+        def put(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+            return torch.from_numpy(array).to(device=device, dtype=dtype)
+
+        return cls(
+            input_ids=put(ids, torch.int64),
+            positions=put(positions, torch.int64),
+            query_start=put(start, torch.int32),
+            seq_lens=put(context, torch.int32),
+            logits_rows=put(np.concatenate(rows) if rows else start[:0], torch.int64),
+            query_lens=query.tolist(),
+            context_lens=context.tolist(),
+        )

@@ -1,0 +1,232 @@
+"""The seams between user, engine, memory and model: what is passed, and what each side promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from common.batch import ForwardBatch, Scheduled
+from common.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from common.model.config import ModelConfig
+    from common.sequence import Sequence
+
+
+class FinishReason(str, Enum):
+    """Why an answer ended; the values are the OpenAI API's words."""
+
+    STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
+    LENGTH = "length"  # max_tokens, or the end of the context
+    ABORT = "abort"  # the caller took the request back
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt as an engine takes it: token ids only, since engines know no text.
+
+    `bad_words_token_ids` holds the token sequences that spell `params.bad_words`, made by whoever owns the
+    tokenizer.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's log probability under the raw logits (before bias, penalties and temperature)."""
+
+    logprob: float
+    rank: int  # 1 is the likeliest token
+
+
+TokenLogprobs = Mapping[int, Logprob]
+"""Token id -> its log probability, for the chosen token and the likeliest ones."""
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """What one row of logits became."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step did for one sequence (`index` tells the `n` answers of a request apart).
+
+    An engine speaks of a sequence only when something happened: new tokens, an end, or both.
+    `prompt_logprobs` comes once, with the first token; its first entry is None (nothing precedes it).
+    """
+
+    request_id: str
+    index: int
+    new_token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop id that ended it; None for the model's own end of sequence
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a stage can do.  Stated, not guessed: contract tests skip by these, with the reason."""
+
+    remembers_kv: bool = False  # computes each token once (stage 2 on)
+    batches: bool = False  # several requests in one forward (stage 2 on)
+    paged: bool = False  # memory in blocks (stage 3 on)
+    preempts: bool = False  # may take a running request's memory back (stage 3 on)
+    continuous: bool = False  # joins and leaves at every step (stage 4 on)
+    chunks_prompts: bool = False  # spreads a prompt over steps (stage 4 on)
+    shares_prefixes: bool = False  # stage 5 on
+    beam_search: bool = False  # stage 5 on
+
+
+@dataclass
+class EngineStats:
+    """Counters only ever grow, and no engine reads a clock: benchmarks time, engines count."""
+
+    forwards: int = 0
+    tokens_computed: int = 0  # rows that went through the model
+    tokens_emitted: int = 0  # tokens that became part of an answer
+    prompt_tokens: int = 0  # of the requests added
+    requests_added: int = 0
+    requests_finished: int = 0
+    requests_aborted: int = 0
+    slot_steps: int = 0  # forwards x sequences the batch had room for when it was formed
+    idle_slot_steps: int = 0  # of those, without a sequence that gained a token or a chunk
+    preemptions: int = 0
+
+    @property
+    def computed_per_emitted(self) -> float:
+        """Tokens computed per token emitted: the waste that stage 2 removes."""
+        return self.tokens_computed / self.tokens_emitted if self.tokens_emitted else 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """One sequence's stretch of KV memory, in token slots, for pictures and for counting waste."""
+
+    request_id: str
+    index: int
+    start: int  # first slot
+    reserved: int  # slots that nobody else can use
+    used: int  # of those, slots that hold a token's K/V
+
+
+@dataclass(frozen=True)
+class KVUsage:
+    """KV memory at one moment, in token slots."""
+
+    capacity: int
+    reserved: int
+    used: int
+    bytes_per_token: int
+
+    @property
+    def free(self) -> int:
+        """Slots that no sequence has."""
+        return self.capacity - self.reserved
+
+
+class KVBackend(Protocol):
+    """Where K/V lives and how attention reads it: the one thing that changes from stage 1 to 3.
+
+    An argument of `forward`, never a global.  Allocation is each stage's own business (it answers None when
+    it cannot); the model only ever sees `attend`.
+    """
+
+    def prepare(self, batch: ForwardBatch, scheduled: Scheduled) -> None:
+        """Fill in what `attend` will need in every layer (slots, block tables), once per forward."""
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Store this layer's new K/V, then attend causally over all that each sequence has.
+
+        Args:
+            layer: index of the layer.
+            q: `[T, Hq, D]`, rotated.  May be a strided view; the last dimension is contiguous.
+            k: `[T, Hkv, D]`, rotated.  Likewise.
+            v: `[T, Hkv, D]`.  Likewise.
+            batch: whose tokens these are.
+
+        Returns:
+            `[T, Hq * D]`, contiguous.
+        """
+        ...
+
+    def usage(self) -> KVUsage:
+        """Count of slots now."""
+        ...
+
+    def spans(self) -> list[Span]:
+        """Each sequence's stretches now, in slot order."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder over packed tokens; tests put a scripted one in its place."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+
+    def forward(self, batch: ForwardBatch, kv: KVBackend) -> torch.Tensor:
+        """Logits `[R, V]` of the batch's `logits_rows`."""
+        ...
+
+
+class Executor(Protocol):
+    """(sequences, new tokens each) -> next tokens.  The simulator is another one."""
+
+    def execute(self, scheduled: Scheduled) -> list[SampledToken | None]:
+        """Run one forward and draw a token for each sequence that has caught up, None for the others."""
+        ...
+
+
+class Engine(Protocol):
+    """What every stage is, from the outside."""
+
+    capabilities: Capabilities
+    stats: EngineStats
+    kv: KVBackend
+    last_batch: list[tuple[str, int, int]]  # (request id, index, tokens computed) of the last forward
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidValue: it can never be served (empty or too long prompt, id outside the vocabulary, more
+                KV than there is), or a live request has the same id.  Nothing changes then.
+        """
+
+    def abort(self, request_id: str, index: int | None = None) -> list[StepOutput]:
+        """Take a request back (or one of its `n` answers): its memory is free, no token of it comes any more.
+
+        Returns:
+            The last word on each of its unfinished sequences; nothing for an id that is unknown or done.
+        """
+        ...
+
+    def step(self) -> list[StepOutput]:
+        """At most one forward; what happened to whom."""
+        ...
+
+    def has_unfinished(self) -> bool:
+        """Whether another step would do something."""
+        ...
+
+    def sequences(self) -> list[Sequence]:
+        """The unfinished sequences, running first, then waiting in queue order."""
+        ...

@@ -1,0 +1,121 @@
+"""One answer in the making: its tokens, how far they are computed, and its own random generator."""
+
+from __future__ import annotations
+
+import random
+
+from common.protocol import FinishReason, Request, SampledToken, StepOutput, TokenLogprobs
+from common.sampling_params import SamplingParams
+
+
+class Sequence:
+    """Prompt and answer of one of a request's `n` answers.
+
+    A sequence owns all that must survive when it loses its memory: tokens, generator, counters.  So giving
+    it back to the queue is "free the table, set `num_computed_tokens` to zero" and nothing else.
+
+    Attributes:
+        token_ids: prompt, then answer.
+        num_computed_tokens: how many of them have been through the model (their K/V, if it is kept at all,
+            is in the cache).
+        block_table: physical blocks in logical order (paged stages).
+        rng: drawn from exactly once per sampled token.
+    """
+
+    __slots__ = (
+        "block_table",
+        "finish_reason",
+        "index",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "prompt_logprobs",
+        "request",
+        "rng",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, index: int = 0, engine_seed: int = 0) -> None:
+        self.request = request
+        self.index = index
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.block_table: list[int] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+        # A request's own seed must not see its neighbours: the same seed and prompt give the same text
+        # wherever it stands in a list.  Without a seed, the id makes two requests differ.
+        seed = self.params.seed
+        origin = f"{engine_seed}/{request.request_id}" if seed is None else f"{seed}"
+        self.rng = random.Random(f"{origin}/{index}")
+
+    @property
+    def request_id(self) -> str:
+        """The request this answer belongs to."""
+        return self.request.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's sampling parameters."""
+        return self.request.params
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Length of the answer so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The answer so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether rows of the prompt must still be scored."""
+        return (
+            self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+        )
+
+    def append(
+        self, token: SampledToken, eos_token_ids: frozenset[int], max_model_len: int
+    ) -> StepOutput:
+        """Take a sampled token, decide whether it ends the answer, and say what happened.
+
+        `min_tokens` needs no check here: the sampler cannot draw an ending token before it.
+        """
+        self.token_ids.append(token.token_id)
+        first = self.num_output_tokens == 1
+        params = self.params
+        if token.token_id in params.stop_token_ids:  # type: ignore[operator]  # a tuple
+            self.finish_reason, self.stop_reason = FinishReason.STOP, token.token_id
+        elif token.token_id in eos_token_ids and not params.ignore_eos:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_output_tokens == params.max_tokens or len(self.token_ids) >= max_model_len:
+            self.finish_reason = FinishReason.LENGTH
+        wants_prompt = first and params.prompt_logprobs is not None
+        return StepOutput(
+            request_id=self.request_id,
+            index=self.index,
+            new_token_ids=(token.token_id,),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=None if token.logprobs is None else (token.logprobs,),
+            prompt_logprobs=tuple(self.prompt_logprobs) if wants_prompt else None,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    def abort(self) -> StepOutput:
+        """End without a token."""
+        self.finish_reason = FinishReason.ABORT
+        return StepOutput(self.request_id, self.index, (), self.finish_reason)

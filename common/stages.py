@@ -1,0 +1,51 @@
+"""The registry of stages: names and where their `make_engine` is, looked up only when asked for.
+
+Naming a stage by a string keeps the direction of imports: stages import `common`, never the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from common.config import EngineConfig
+from common.errors import InvalidValue
+from common.protocol import Engine, Model
+
+MakeEngine = Callable[[Model, EngineConfig], Engine]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's number, its one idea, and the function that builds its engine."""
+
+    number: int
+    idea: str
+    entry: str  # "package.module:function"
+
+    def resolve(self) -> MakeEngine:
+        """Import the stage and return its `make_engine(model, config)`."""
+        module, function = self.entry.split(":")
+        make: MakeEngine = getattr(import_module(module), function)
+        return make
+
+
+STAGES: dict[str, Stage] = {
+    "stage1_naive": Stage(1, "serve correctly, recompute everything", "stage1_naive.engine:make_engine"),
+    "stage2_kvcache": Stage(
+        2, "remember K/V in one contiguous reservation; static batch", "stage2_kvcache.engine:make_engine"
+    ),
+}
+
+
+def find_stage(name: str | int) -> tuple[str, Stage]:
+    """Look a stage up by its name ("stage2_kvcache") or number (2, "2").
+
+    Raises:
+        InvalidValue: there is no such stage; the message lists those there are.
+    """
+    for key, stage in STAGES.items():
+        if str(name) in (key, str(stage.number)):
+            return key, stage
+    raise InvalidValue("stage", name, ", ".join(STAGES))

@@ -1,31 +1,29 @@
-"""What every engine does alike at a request's two ends: checking it in, and accounting for a step."""
+"""What every engine does alike at a request's two ends: checking it in, and booking what a step did."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 from common.batch import Scheduled
 from common.config import EngineConfig
 from common.errors import InvalidValue
 from common.model.config import ModelConfig
-from common.protocol import EngineStats, Request, SampledToken, StepOutput
+from common.protocol import Engine, Request, SampledToken, StepOutput
 from common.sequence import Sequence
 
 
-def check_in(
-    request: Request, live: Collection[Sequence], model: ModelConfig, config: EngineConfig, stats: EngineStats
-) -> list[Sequence]:
+def check_in(engine: Engine, request: Request) -> list[Sequence]:
     """Refuse what can never be served, else make the request's `n` sequences.
 
     Raises:
         InvalidValue: names the field, the value and the range; nothing has changed.
     """
-    check_request(request, model, config)
-    if any(seq.request_id == request.request_id for seq in live):
+    if request.request_id in engine.live:
         raise InvalidValue("request_id", request.request_id, "an id that no live request has")
-    stats.requests_added += 1
-    stats.prompt_tokens += len(request.prompt_token_ids)
-    return [Sequence(request, index, config.seed) for index in range(request.params.n)]
+    check_request(request, engine.model.config, engine.config)
+    engine.kv.check_fits(request)
+    engine.stats.requests_added += 1
+    engine.stats.prompt_tokens += len(request.prompt_token_ids)
+    engine.live[request.request_id] = request.params.n
+    return [Sequence(request, index, engine.config.seed) for index in range(request.params.n)]
 
 
 def check_request(request: Request, model: ModelConfig, config: EngineConfig) -> None:
@@ -40,30 +38,60 @@ def check_request(request: Request, model: ModelConfig, config: EngineConfig) ->
             f"at most {config.max_model_len - 1} tokens (max_model_len={config.max_model_len}, "
             "one of them for the answer)",
         )
-    ids = f"token ids from 0 to {model.vocab_size - 1}"
-    if min(prompt) < 0 or max(prompt) >= model.vocab_size:
-        raise InvalidValue("prompt_token_ids", next(t for t in prompt if not 0 <= t < model.vocab_size), ids)
-    for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        for token in getattr(params, field) or ():
-            if token >= model.vocab_size:
-                raise InvalidValue(field, token, ids)
+    for field, ids in (
+        ("prompt_token_ids", prompt),
+        ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("logit_bias", params.logit_bias),
+    ):
+        for token in ids or ():
+            if not 0 <= token < model.vocab_size:
+                raise InvalidValue(field, token, f"token ids from 0 to {model.vocab_size - 1}")
 
 
-def advance(
-    scheduled: Scheduled,
-    sampled: list[SampledToken | None],
-    model: ModelConfig,
-    config: EngineConfig,
-    stats: EngineStats,
-) -> list[StepOutput]:
+def check_unchunked(config: EngineConfig) -> None:
+    """For stages that compute a prompt in one forward: the longest one must be allowed to be that long."""
+    if config.max_num_batched_tokens < config.max_model_len:
+        raise InvalidValue(
+            "max_num_batched_tokens",
+            config.max_num_batched_tokens,
+            f"at least max_model_len={config.max_model_len} in a stage that does not split prompts",
+        )
+
+
+def advance(engine: Engine, scheduled: Scheduled, sampled: list[SampledToken | None]) -> list[StepOutput]:
     """Book one forward: tokens are computed, the drawn ones appended, ends noticed, counters moved."""
-    outputs = []
+    stats, outputs = engine.stats, []
     for (seq, num_new), token in zip(scheduled, sampled, strict=True):
         seq.num_computed_tokens += num_new
         stats.tokens_computed += num_new
-        if token is not None:
-            outputs.append(seq.append(token, model.eos_token_ids, config.max_model_len))
-            stats.tokens_emitted += 1
-            stats.requests_finished += seq.finished
+        if token is None:  # an unfinished chunk
+            continue
+        outputs.append(seq.append(token, engine.model.config.eos_token_ids, engine.config.max_model_len))
+        stats.tokens_emitted += 1
+        if seq.finished:
+            stats.sequences_finished += 1
+            _strike_off(engine, seq)
     stats.forwards += 1
+    stats.slot_steps += engine.config.max_num_seqs
+    stats.idle_slot_steps += engine.config.max_num_seqs - len(scheduled)
+    engine.last_batch = scheduled
     return outputs
+
+
+def abort_matching(engine: Engine, request_id: str, index: int | None) -> list[StepOutput]:
+    """End a request's unfinished sequences (or the one with this index); the engine then drops them."""
+    if request_id not in engine.live:
+        return []
+    hit = [seq for seq in engine.sequences() if seq.request_id == request_id and index in (None, seq.index)]
+    for seq in hit:
+        _strike_off(engine, seq)
+    engine.stats.sequences_aborted += len(hit)
+    return [seq.abort() for seq in hit]
+
+
+def _strike_off(engine: Engine, seq: Sequence) -> None:
+    """One unfinished sequence of its request less; the last one frees the id."""
+    engine.live[seq.request_id] -= 1
+    if not engine.live[seq.request_id]:
+        del engine.live[seq.request_id]

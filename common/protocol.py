@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from common.batch import ForwardBatch, Scheduled
+from common.config import EngineConfig
 from common.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -101,10 +102,10 @@ class EngineStats:
     tokens_emitted: int = 0  # tokens that became part of an answer
     prompt_tokens: int = 0  # of the requests added
     requests_added: int = 0
-    requests_finished: int = 0
-    requests_aborted: int = 0
-    slot_steps: int = 0  # forwards x sequences the batch had room for when it was formed
-    idle_slot_steps: int = 0  # of those, without a sequence that gained a token or a chunk
+    sequences_finished: int = 0
+    sequences_aborted: int = 0
+    slot_steps: int = 0  # forwards x max_num_seqs: the places a batch could have had
+    idle_slot_steps: int = 0  # of those, the places in which nothing was computed
     preemptions: int = 0
 
     @property
@@ -166,6 +167,9 @@ class KVBackend(Protocol):
         """
         ...
 
+    def check_fits(self, request: Request) -> None:
+        """Raise InvalidValue, with the numbers, if even an empty cache could not take the request."""
+
     def usage(self) -> KVUsage:
         """Count of slots now."""
         ...
@@ -199,9 +203,12 @@ class Engine(Protocol):
     """What every stage is, from the outside."""
 
     capabilities: Capabilities
-    stats: EngineStats
+    model: Model
+    config: EngineConfig
     kv: KVBackend
-    last_batch: list[tuple[str, int, int]]  # (request id, index, tokens computed) of the last forward
+    stats: EngineStats
+    live: dict[str, int]  # request id -> how many of its sequences are unfinished
+    last_batch: Scheduled  # what the last step's forward computed; for whoever watches
 
     def add_request(self, request: Request) -> None:
         """Queue a request.

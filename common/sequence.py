@@ -83,13 +83,9 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether rows of the prompt must still be scored."""
-        return (
-            self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
-        )
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
-    def append(
-        self, token: SampledToken, eos_token_ids: frozenset[int], max_model_len: int
-    ) -> StepOutput:
+    def append(self, token: SampledToken, eos_token_ids: frozenset[int], max_model_len: int) -> StepOutput:
         """Take a sampled token, decide whether it ends the answer, and say what happened.
 
         `min_tokens` needs no check here: the sampler cannot draw an ending token before it.

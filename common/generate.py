@@ -1,0 +1,188 @@
+"""`LLM`: prompts in, answers out.  Holds the only loop that calls `engine.step()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from itertools import count
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from common.config import EngineConfig, Reservation
+from common.errors import InvalidValue
+from common.model.loader import load_model, load_tokenizer
+from common.output import OutputProcessor, RequestOutput
+from common.protocol import Engine, Request, StepOutput
+from common.sampling_params import SamplingParams
+from common.stages import STAGES, find_stage
+
+Message = Mapping[str, Any]
+Prompt = str | Seq[int] | Seq[Message]
+"""Text, token ids, or a chat: a list of {"role": ..., "content": ...}."""
+
+DEFAULT_KV_BYTES = 1 << 30
+
+
+def drive(engine: Engine, requests: Iterable[Request] = ()) -> Iterator[list[StepOutput]]:
+    """Add the requests, then step until nothing is left; yield what each step brought.
+
+    Whoever consumes may add or abort requests between two steps.
+    """
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_unfinished():
+        yield engine.step()
+
+
+class LLM:
+    """One model behind one stage's engine.
+
+    >>> llm = LLM(stage="stage2_kvcache", model="tiny-llama")
+    >>> [answer] = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    >>> answer.outputs[0].finish_reason
+    'length'
+
+    Args:
+        stage: a stage's name or number; None takes the newest.
+        model: name, folder, GGUF file or hub id, see `common.model.loader`.
+        dtype: "auto" is bfloat16 where the processor has it in hardware, else float32.
+        device: "auto" is the first GPU if there is one, else the CPU.
+        max_model_len: None takes what the model was trained for.
+        max_num_batched_tokens: None takes 2048, or `max_model_len` if that is more.
+
+    The other arguments are those of `EngineConfig`.
+    """
+
+    def __init__(
+        self,
+        stage: str | int | None = None,
+        model: str = "smollm2-135m",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        kv_bytes: int = DEFAULT_KV_BYTES,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.stage, entry = find_stage(list(STAGES)[-1] if stage is None else stage)
+        self.model = load_model(model, dtype=dtype, device=device)
+        self.tokenizer = load_tokenizer(model)
+        longest = self.model.config.max_position_embeddings
+        if max_model_len is not None and max_model_len > longest:
+            raise InvalidValue("max_model_len", max_model_len, f"at most {longest}, the model's own limit")
+        max_model_len = max_model_len or longest
+        self.config = EngineConfig(
+            kv_bytes=kv_bytes,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens or max(2048, max_model_len),
+            **options,
+        )
+        self.engine = entry.resolve()(self.model, self.config)
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; results come in the order of the prompts.
+
+        Args:
+            prompts: one prompt or a list of them: text, token ids or chat messages.
+            params: one for all, or one for each.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            InvalidValue: a prompt or a parameter cannot be served; then none of the list is.
+        """
+        todo = _as_list(prompts)
+        each = params if isinstance(params, (list, tuple)) else [params or SamplingParams()] * len(todo)
+        if len(each) != len(todo):
+            raise InvalidValue("params", f"{len(each)} of them", f"one, or one for each of {len(todo)} prompts")
+        requests = [self.request(prompt, p) for prompt, p in zip(todo, each, strict=True)]
+        finals: dict[str, RequestOutput] = {}
+        with tqdm(total=len(requests), desc=self.stage, unit="request", disable=not use_tqdm) as bar:
+            for changed in self.run(requests, todo):
+                for output in changed:
+                    if output.finished:
+                        finals[output.request_id] = output
+                        bar.update()
+        return [finals[request.request_id] for request in requests]
+
+    def chat(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them through the model's chat template."""
+        return self.generate(messages, params, use_tqdm)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding as the text grows; leaving the loop early takes the request back."""
+        request = self.request(prompt, params or SamplingParams())
+        try:
+            for changed in self.run([request], [prompt]):
+                yield from changed
+        finally:
+            self.engine.abort(request.request_id)
+
+    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """Turn a prompt into what the engine takes: a fresh id, token ids, bad words as token ids."""
+        return Request(
+            request_id=str(next(self._ids)),
+            prompt_token_ids=tuple(self.encode(prompt)),
+            params=params,
+            bad_words_token_ids=self.tokenizer.bad_words_token_ids(params.bad_words),
+        )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: text, a chat (its template ends with the answer's opening), or ids."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidValue("prompt", prompt, "a non-empty text")
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True)
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise InvalidValue("prompt", token, "a text, a list of token ids, or a list of messages")
+        return list(prompt)
+
+    def run(self, requests: Seq[Request], prompts: Seq[Prompt]) -> Iterator[list[RequestOutput]]:
+        """Drive the engine over the requests; yield, step by step, the requests that changed.
+
+        A stop string is found in the text, which the engine never sees; so the answer is taken back there
+        before the next step, and no token is computed in vain.
+        """
+        processor = OutputProcessor(self.tokenizer)
+        added: list[str] = []
+        try:
+            for request, prompt in zip(requests, prompts, strict=True):
+                processor.add(request, prompt if isinstance(prompt, str) else None)
+                self.engine.add_request(request)
+                added.append(request.request_id)
+            for step_outputs in drive(self.engine):
+                changed, stopped = processor.process(step_outputs)
+                for request_id, index in stopped:
+                    self.engine.abort(request_id, index)
+                yield changed
+        except BaseException:
+            for request_id in added:  # one refused or interrupted: leave nothing behind
+                self.engine.abort(request_id)
+            raise
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """A single prompt as a list of one; what a list holds tells which it is."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], (int, Mapping)):
+        return [items]
+    return items

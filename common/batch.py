@@ -44,8 +44,8 @@ class ForwardBatch:
     logits_rows: torch.Tensor  # [R] int64, rows of T whose logits are wanted
     query_lens: list[int]  # the host's copy of diff(query_start): loops need no sync
     context_lens: list[int]  # the host's copy of seq_lens
-    slot_mapping: torch.Tensor | None = None  # [T] int64, where the cache stores each token's K/V
-    block_tables: torch.Tensor | None = None  # [B, max blocks] int32, filled by the paged stages
+    slot_mapping: torch.Tensor  # [T] int64, where the cache stores each token's K/V; empty without a cache
+    block_tables: torch.Tensor  # [B, max blocks] int32; empty without blocks
 
     @property
     def num_tokens(self) -> int:
@@ -98,4 +98,6 @@ class ForwardBatch:
             logits_rows=put(np.concatenate(rows) if rows else start[:0], torch.int64),
             query_lens=query.tolist(),
             context_lens=context.tolist(),
+            slot_mapping=put(start[:0], torch.int64),  # the KV backend's `prepare` fills in these two
+            block_tables=put(start[:0], torch.int32),
         )

@@ -1,4 +1,4 @@
-"""What the user chooses, as one frozen dataclass.  Nothing writes back into it; derived sizes live elsewhere."""
+"""What the user chooses, as one frozen dataclass.  Nothing writes into it; derived sizes live elsewhere."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class EngineConfig:
         reservation: how much stage 2 sets aside for a request: always `max_model_len`, or its own
             prompt + `max_tokens`.
         kernel: attention kernel of the paged stages.
+        policy: who goes first in stage 4 on: "fcfs", or "priority" (the smaller number first).
+        watermark: share of the blocks that stay free when a request is let in (stage 4 on).
         seed: where the generators of requests without a seed of their own start from.
     """
 
@@ -33,6 +35,8 @@ class EngineConfig:
     block_size: int = 16
     reservation: Reservation = "max_tokens"
     kernel: Literal["auto", "reference", "triton", "cpu"] = "auto"
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    watermark: float = 0.01
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +46,12 @@ class EngineConfig:
                 raise InvalidValue(field, value, "an integer of at least 1")
         if self.block_size & (self.block_size - 1):
             raise InvalidValue("block_size", self.block_size, "a power of two")
-        if self.reservation not in ("max_model_len", "max_tokens"):
-            raise InvalidValue("reservation", self.reservation, "'max_model_len' or 'max_tokens'")
-        if self.kernel not in ("auto", "reference", "triton", "cpu"):
-            raise InvalidValue("kernel", self.kernel, "'auto', 'reference', 'triton' or 'cpu'")
+        if not 0.0 <= self.watermark < 1.0:
+            raise InvalidValue("watermark", self.watermark, "a number of at least 0 and below 1")
+        for field, allowed in (
+            ("reservation", ("max_model_len", "max_tokens")),
+            ("kernel", ("auto", "reference", "triton", "cpu")),
+            ("policy", ("fcfs", "priority")),
+        ):
+            if getattr(self, field) not in allowed:
+                raise InvalidValue(field, getattr(self, field), " or ".join(map(repr, allowed)))

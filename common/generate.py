@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from common.config import EngineConfig, Reservation
+from common.config import EngineConfig
 from common.errors import InvalidValue
 from common.model.loader import load_model, load_tokenizer
 from common.output import OutputProcessor, RequestOutput
@@ -103,7 +103,9 @@ class LLM:
         todo = _as_list(prompts)
         each = params if isinstance(params, (list, tuple)) else [params or SamplingParams()] * len(todo)
         if len(each) != len(todo):
-            raise InvalidValue("params", f"{len(each)} of them", f"one, or one for each of {len(todo)} prompts")
+            raise InvalidValue(
+                "params", f"{len(each)} of them", f"one, or one for each of {len(todo)} prompts"
+            )
         requests = [self.request(prompt, p) for prompt, p in zip(todo, each, strict=True)]
         finals: dict[str, RequestOutput] = {}
         with tqdm(total=len(requests), desc=self.stage, unit="request", disable=not use_tqdm) as bar:
@@ -123,7 +125,9 @@ class LLM:
         """Answer one conversation or a list of them through the model's chat template."""
         return self.generate(messages, params, use_tqdm)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding as the text grows; leaving the loop early takes the request back."""
         request = self.request(prompt, params or SamplingParams())
         try:

@@ -61,13 +61,14 @@ def check_unchunked(config: EngineConfig) -> None:
 
 def advance(engine: Engine, scheduled: Scheduled, sampled: list[SampledToken | None]) -> list[StepOutput]:
     """Book one forward: tokens are computed, the drawn ones appended, ends noticed, counters moved."""
-    stats, outputs = engine.stats, []
+    stats, eos, outputs = engine.stats, engine.model.config.eos_token_ids, []
+    max_len = min(engine.config.max_model_len, engine.kv.max_len)
     for (seq, num_new), token in zip(scheduled, sampled, strict=True):
         seq.num_computed_tokens += num_new
         stats.tokens_computed += num_new
         if token is None:  # an unfinished chunk
             continue
-        outputs.append(seq.append(token, engine.model.config.eos_token_ids, engine.config.max_model_len))
+        outputs.append(seq.append(token, eos, max_len))
         stats.tokens_emitted += 1
         if seq.finished:
             stats.sequences_finished += 1

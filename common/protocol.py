@@ -145,7 +145,12 @@ class KVBackend(Protocol):
 
     An argument of `forward`, never a global.  Allocation is each stage's own business (it answers None when
     it cannot); the model only ever sees `attend`.
+
+    Attributes:
+        max_len: longest prompt + answer that the cache can carry when one sequence has it to itself.
     """
+
+    max_len: int
 
     def prepare(self, batch: ForwardBatch, scheduled: Scheduled) -> None:
         """Fill in what `attend` will need in every layer (slots, block tables), once per forward."""
@@ -205,10 +210,15 @@ class Engine(Protocol):
     capabilities: Capabilities
     model: Model
     config: EngineConfig
-    kv: KVBackend
+    executor: Executor  # a recorder may stand in its place
     stats: EngineStats
     live: dict[str, int]  # request id -> how many of its sequences are unfinished
     last_batch: Scheduled  # what the last step's forward computed; for whoever watches
+
+    @property
+    def kv(self) -> KVBackend:
+        """Where this stage keeps K/V."""
+        ...
 
     def add_request(self, request: Request) -> None:
         """Queue a request.

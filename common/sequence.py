@@ -85,7 +85,7 @@ class Sequence:
         """Whether rows of the prompt must still be scored."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
-    def append(self, token: SampledToken, eos_token_ids: frozenset[int], max_model_len: int) -> StepOutput:
+    def append(self, token: SampledToken, eos_token_ids: frozenset[int], max_len: int) -> StepOutput:
         """Take a sampled token, decide whether it ends the answer, and say what happened.
 
         `min_tokens` needs no check here: the sampler cannot draw an ending token before it.
@@ -97,7 +97,7 @@ class Sequence:
             self.finish_reason, self.stop_reason = FinishReason.STOP, token.token_id
         elif token.token_id in eos_token_ids and not params.ignore_eos:
             self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens == params.max_tokens or len(self.token_ids) >= max_model_len:
+        elif self.num_output_tokens == params.max_tokens or len(self.token_ids) >= max_len:
             self.finish_reason = FinishReason.LENGTH
         wants_prompt = first and params.prompt_logprobs is not None
         return StepOutput(

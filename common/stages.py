@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING, TypeAlias
 
 from common.config import EngineConfig
 from common.errors import InvalidValue
-from common.protocol import Engine, Model
 
-MakeEngine = Callable[[Model, EngineConfig], Engine]
+if TYPE_CHECKING:  # at run time this file stays light, so that `sixstage --help` need not wait for torch
+    from common.protocol import Engine, Model
+
+MakeEngine: TypeAlias = "Callable[[Model, EngineConfig], Engine]"
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,10 @@ STAGES: dict[str, Stage] = {
     "stage1_naive": Stage(1, "serve correctly, recompute everything", "stage1_naive.engine:make_engine"),
     "stage2_kvcache": Stage(
         2, "remember K/V in one contiguous reservation; static batch", "stage2_kvcache.engine:make_engine"
+    ),
+    "stage3_paged": Stage(3, "K/V in fixed-size blocks, taken on demand", "stage3_paged.engine:make_engine"),
+    "stage4_continuous": Stage(
+        4, "decide the batch anew at every step", "stage4_continuous.engine:make_engine"
     ),
 }
 

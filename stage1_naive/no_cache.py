@@ -15,6 +15,7 @@ class NoCache:
 
     def __init__(self, model: ModelConfig) -> None:
         self.model = model
+        self.max_len = model.max_position_embeddings
 
     def prepare(self, batch: ForwardBatch, scheduled: Scheduled) -> None:
         """Check that nothing of a sequence was left out: what is not in this forward does not exist."""

@@ -36,7 +36,8 @@ class ContiguousCache:
         self.model: ModelConfig = model.config
         self.config = config
         self.bytes_per_token = model.config.kv_bytes_per_token(model.dtype)
-        self.capacity = config.kv_bytes // self.bytes_per_token
+        self.capacity = config.kv_bytes // self.bytes_per_token  # token slots
+        self.max_len = config.max_model_len  # whoever is let in has room to the end
         shape = (self.model.num_layers, self.capacity, self.model.num_kv_heads, self.model.head_dim)
         self.k = torch.empty(shape, dtype=model.dtype, device=model.device)  # [L, slots, Hkv, D]
         self.v = torch.empty(shape, dtype=model.dtype, device=model.device)  # [L, slots, Hkv, D]

@@ -15,6 +15,7 @@ from platformdirs import user_cache_dir
 from common.errors import ModelError
 
 CACHE_VARIABLE = "SIXSTAGE_CACHE"
+CONVERTER = 1  # raise it when conversion changes: cached results of an older one are then not used
 
 Say = Callable[[str], None]
 """Takes one line of progress."""

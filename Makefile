@@ -1,0 +1,45 @@
+# Everything is set up by the first command that needs it; a second run starts in seconds.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast bench lint format clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## create .venv and install sixstage into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
+	  f"sixstage needs Python 3.10 to 3.13, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing sixstage into $(VENV) (PyTorch is most of it: a minute or two)"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## run the same real chats through every stage; writes reports/demo.html
+	$(BIN)/sixstage demo
+
+test: $(STAMP)  ## run all tests, the slow ones too
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)  ## run the tests that take seconds
+	$(BIN)/python -m pytest -m 'not slow and not model135'
+
+bench: $(STAMP)  ## compare the stages side by side, a fresh process each; writes reports/bench.html
+	$(BIN)/sixstage bench
+
+lint: $(STAMP)  ## ruff, formatting and types, as CI checks them
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff mend style and formatting
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:  ## remove the virtual environment and the reports (the model cache stays)
+	rm -rf $(VENV) reports

@@ -1,0 +1,20 @@
+"""Pictures of what the engines did, drawn from recorded events (`common.bench.record`) and nothing else.
+
+Each function returns a matplotlib `Figure`; `to_svg` and `to_png` make files of it.
+"""
+
+from common.course.pictures.bars import memory_bars, throughput_bars
+from common.course.pictures.blocks import block_table, kv_growth
+from common.course.pictures.export import to_png, to_svg
+from common.course.pictures.timeline import memory_map, slot_timeline
+
+__all__ = [
+    "block_table",
+    "kv_growth",
+    "memory_bars",
+    "memory_map",
+    "slot_timeline",
+    "throughput_bars",
+    "to_png",
+    "to_svg",
+]

@@ -1,0 +1,112 @@
+"""One transformer block over packed tokens, for every family the decoder serves.
+
+The families differ in little: Qwen2 has a bias on QKV, Llama and Qwen3 may have one on all of attention, and
+Qwen3 normalises each query and key head before it is rotated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from common.batch import ForwardBatch
+from common.model.config import ModelConfig
+from common.model.linear import Linear, make_linear
+from common.model.rope import rotate
+from common.protocol import KVBackend
+
+Take = Callable[..., torch.Tensor]
+"""`take(name, *shape)` is the checkpoint's tensor of that name, its shape checked, in the model's dtype."""
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Scale each row to a root mean square of one, then by `weight` (Zhang and Sennrich, 2019).
+
+    In half precision the row is normalised in float32 and rounded before the product with `weight`, as
+    Llama's reference does it; in float64 nothing is narrowed.
+
+    Args:
+        x: `[..., H]`.
+        weight: `[H]`, or anything that broadcasts against `x`.
+        eps: added to the mean square.
+
+    Returns:
+        As `x`, new memory.
+    """
+    return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
+
+
+@dataclass
+class Layer:
+    """The weights of one block and its forward."""
+
+    index: int
+    config: ModelConfig
+    attention_norm: torch.Tensor  # [H]
+    qkv: Linear  # [T, H] -> [T, (Hq + 2 Hkv) * D]
+    qk_norm: torch.Tensor | None  # [Hq + Hkv, D], each head's weight
+    output: Linear  # [T, Hq * D] -> [T, H]
+    mlp_norm: torch.Tensor  # [H]
+    gate_up: Linear  # [T, H] -> [T, 2 * I]
+    down: Linear  # [T, I] -> [T, H]
+
+    @classmethod
+    def load(cls, config: ModelConfig, index: int, take: Take) -> Layer:
+        """Take the block's tensors one after the other; Q, K, V become one matrix, gate and up another."""
+        hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        prefix = f"model.layers.{index}."
+
+        def linear(parts: dict[str, int], width: int, has_bias: bool) -> Linear:
+            weights = [take(f"{prefix}{name}.weight", rows, width) for name, rows in parts.items()]
+            biases = [take(f"{prefix}{name}.bias", rows) for name, rows in parts.items() if has_bias]
+            weight = weights[0] if len(weights) == 1 else torch.cat(weights)  # [sum of rows, width]
+            del weights  # before packing makes its own copy
+            return make_linear(weight, torch.cat(biases) if biases else None)
+
+        attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
+        qk_norm = None
+        if config.qk_norm:
+            q_norm = take(f"{prefix}self_attn.q_norm.weight", head_dim).expand(config.num_heads, -1)
+            k_norm = take(f"{prefix}self_attn.k_norm.weight", head_dim).expand(config.num_kv_heads, -1)
+            qk_norm = torch.cat((q_norm, k_norm))  # [Hq + Hkv, D]
+        return cls(
+            index=index,
+            config=config,
+            attention_norm=take(f"{prefix}input_layernorm.weight", hidden).clone(),
+            qkv=linear(attention, hidden, config.qkv_bias),
+            qk_norm=qk_norm,
+            output=linear({"self_attn.o_proj": hidden}, q_size, config.output_bias),
+            mlp_norm=take(f"{prefix}post_attention_layernorm.weight", hidden).clone(),
+            gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
+            down=linear({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+        )
+
+    def attend(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
+        batch: ForwardBatch,
+        kv: KVBackend,
+    ) -> torch.Tensor:
+        """The attention half up to its output projection: `[T, H]` -> `[T, Hq * D]`."""
+        config = self.config
+        num_q, num_qk = config.num_heads, config.num_heads + config.num_kv_heads
+        qkv = self.qkv(rms_norm(hidden, self.attention_norm, config.rms_norm_eps))
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)  # [T, Hq + 2 Hkv, D]
+        qk = heads[:, :num_qk]  # [T, Hq + Hkv, D]
+        if self.qk_norm is not None:
+            qk = rms_norm(qk, self.qk_norm, config.rms_norm_eps)
+        qk = rotate(qk, cos, signed_sin)
+        return kv.attend(self.index, qk[:, :num_q], qk[:, num_q:], heads[:, num_qk:], batch)
+
+    def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rest of the block, row by row: `[T, H]` (overwritten) and `[T, Hq * D]` -> `[T, H]`."""
+        hidden.add_(self.output(attended))
+        gate_up = self.gate_up(rms_norm(hidden, self.mlp_norm, self.config.rms_norm_eps))
+        gate, up = gate_up.chunk(2, dim=-1)  # [T, I] each
+        return hidden.add_(self.down(F.silu(gate).mul_(up)))

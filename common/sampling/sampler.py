@@ -1,0 +1,79 @@
+"""One token per row of logits: edit, choose or draw, report (the order of vLLM's v1/sample/sampler.py)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+
+import torch
+
+from common.errors import ModelError
+from common.protocol import SampledToken, TokenLogprobs
+from common.sampling.draw import draw, take_rows
+from common.sampling.edits import edit_logits, needs_edits
+from common.sampling.logprobs import gather_logprobs
+from common.sequence import Sequence
+
+
+def sample(
+    logits: torch.Tensor, sequences: Seq[Sequence], eos_token_ids: frozenset[int]
+) -> list[SampledToken]:
+    """Choose the next token of each sequence.
+
+    A row's token depends on that row's logits, its sequence and its sequence's generator, and on nothing
+    else in the batch.  A greedy row takes its likeliest token (the lowest id of equals) and leaves the
+    generator alone; any other row draws exactly one number from it, even if only one token is left.  So
+    the generator's state tells how many tokens were drawn, whatever happened in between.
+
+    Args:
+        logits: `[R, V]`, any float type.  Not changed.  Work is done in float32, and in float64 if that is
+            what came.
+        sequences: whose rows these are, `[R]`.
+        eos_token_ids: the model's own end-of-sequence ids, for `min_tokens`.
+
+    Raises:
+        ModelError: a row holds NaN or +inf, or nothing but -inf.
+    """
+    drawn = [row for row, seq in enumerate(sequences) if not seq.params.greedy]
+    scores = logits
+    if drawn or any(needs_edits(seq) for seq in sequences):
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        edit_logits(scores, sequences, eos_token_ids)
+    if len(drawn) < len(sequences):
+        # Not argmax: on CPU in bfloat16 it takes 5 times as long.  Both give the first of equals.
+        peaks, tokens = scores.max(dim=-1)  # [R] each
+    else:
+        peaks = scores.amax(dim=-1)  # [R]
+        tokens = torch.empty_like(peaks, dtype=torch.int64)  # [R]
+    if drawn:
+        params = [sequences[row].params for row in drawn]
+        uniforms = [sequences[row].rng.random() for row in drawn]
+        tokens[drawn] = draw(take_rows(scores, drawn), params, uniforms)
+    token_ids: list[int] = tokens.tolist()  # the only wait for the device, unless logprobs are wanted
+    _check(peaks.tolist(), sequences)
+    logprobs = _logprobs(logits, sequences, token_ids)
+    return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(token_ids)]
+
+
+def _check(peaks: list[float], sequences: Seq[Sequence]) -> None:
+    for peak, seq in zip(peaks, sequences, strict=True):
+        if not math.isfinite(peak):
+            raise ModelError(
+                f"logits of request {seq.request_id!r}: largest is {peak}, allowed: a finite number"
+            )
+
+
+def _logprobs(
+    logits: torch.Tensor, sequences: Seq[Sequence], token_ids: list[int]
+) -> dict[int, TokenLogprobs]:
+    """Row -> its log probabilities, for the rows that ask; rows that ask for as many go together."""
+    rows_by_count: dict[int, list[int]] = defaultdict(list)
+    for row, seq in enumerate(sequences):
+        if seq.params.logprobs is not None:
+            rows_by_count[seq.params.logprobs].append(row)
+    found: dict[int, TokenLogprobs] = {}
+    for count, rows in rows_by_count.items():
+        chosen = [token_ids[row] for row in rows]
+        found.update(zip(rows, gather_logprobs(logits[rows], chosen, count), strict=True))
+    return found

@@ -1,0 +1,1 @@
+"""Stage 4: the batch is decided anew at every step."""

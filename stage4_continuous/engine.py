@@ -1,0 +1,70 @@
+"""Stage 4: the same memory, and the batch decided anew at every step: finished out, waiting in."""
+
+from __future__ import annotations
+
+from common.batch import Scheduled
+from common.config import EngineConfig
+from common.lifecycle import abort_matching, advance, check_in
+from common.protocol import Capabilities, EngineStats, Executor, Model, Request, StepOutput
+from common.runner import ModelExecutor
+from common.sequence import Sequence
+from stage3_paged.kv_cache import PagedCache
+from stage4_continuous.scheduler import Scheduler
+
+
+def make_engine(model: Model, config: EngineConfig) -> ContinuousEngine:
+    """Build the engine over a model."""
+    kv = PagedCache(model, config)
+    return ContinuousEngine(model, config, kv, ModelExecutor(model, kv))
+
+
+class ContinuousEngine:
+    """A request enters as soon as there is a place, and leaves the moment it ends.
+
+    Prompts and decodes share each forward, under a budget of tokens; a long prompt is computed in chunks.
+    What to compute is the scheduler's decision, where K/V lies is the cache's; the engine only does it.
+    """
+
+    capabilities = Capabilities(
+        remembers_kv=True, batches=True, paged=True, preempts=True, continuous=True, chunks_prompts=True
+    )
+
+    def __init__(self, model: Model, config: EngineConfig, kv: PagedCache, executor: Executor) -> None:
+        self.model = model
+        self.config = config
+        self.kv = kv
+        self.executor = executor
+        self.stats = EngineStats()
+        self.live: dict[str, int] = {}
+        self.scheduler = Scheduler(config, kv.blocks)
+        self.last_batch: Scheduled = []
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; see `Engine.add_request`."""
+        for seq in check_in(self, request):
+            self.scheduler.add(seq)
+
+    def abort(self, request_id: str, index: int | None = None) -> list[StepOutput]:
+        """Take a request, or one of its answers, back; see `Engine.abort`."""
+        outputs = abort_matching(self, request_id, index)
+        self.scheduler.drop_aborted()
+        return outputs
+
+    def step(self) -> list[StepOutput]:
+        """Compute what the scheduler chose: a token, a chunk or a whole prompt of each."""
+        scheduled = self.scheduler.schedule()
+        self.stats.preemptions = self.scheduler.num_preemptions
+        if not scheduled:
+            return []
+        sampled = self.executor.execute(scheduled)
+        outputs = advance(self, scheduled, sampled)
+        self.scheduler.release_finished()
+        return outputs
+
+    def has_unfinished(self) -> bool:
+        """Whether another step would do something."""
+        return bool(self.live)
+
+    def sequences(self) -> list[Sequence]:
+        """The unfinished sequences, running first."""
+        return self.scheduler.sequences()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from tqdm.auto import tqdm
 
 from common.config import EngineConfig
 from common.errors import InvalidValue
+from common.lifecycle import check_request
 from common.model.loader import load_model, load_tokenizer
 from common.output import OutputProcessor, RequestOutput
 from common.protocol import Engine, Request, StepOutput
@@ -18,20 +19,33 @@ from common.sampling_params import SamplingParams
 from common.stages import STAGES, find_stage
 
 Message = Mapping[str, Any]
-Prompt = str | Seq[int] | Seq[Message]
+Prompt = str | list[int] | list[Message]
 """Text, token ids, or a chat: a list of {"role": ..., "content": ...}."""
 
 DEFAULT_KV_BYTES = 1 << 30
 
 
-def drive(engine: Engine, requests: Iterable[Request] = ()) -> Iterator[list[StepOutput]]:
-    """Add the requests, then step until nothing is left; yield what each step brought.
+def drive(
+    engine: Engine, requests: Iterable[Request] = (), arrivals: Iterable[float] | None = None
+) -> Iterator[list[StepOutput]]:
+    """Add the requests, step until nothing is left, and yield what each step brought.
 
     Whoever consumes may add or abort requests between two steps.
+
+    Args:
+        engine: any stage's.
+        requests: in order of arrival.
+        arrivals: when each comes, in seconds after the start; None means all at once.  An idle engine
+            sleeps until the next one; a busy one takes it in before its next step.
     """
-    for request in requests:
-        engine.add_request(request)
-    while engine.has_unfinished():
+    coming = deque(zip(arrivals, requests, strict=True) if arrivals else ((0.0, r) for r in requests))
+    start = time.perf_counter()
+    while coming or engine.has_unfinished():
+        if coming and not engine.has_unfinished():
+            time.sleep(max(0.0, start + coming[0][0] - time.perf_counter()))
+        now = time.perf_counter() - start
+        while coming and coming[0][0] <= now:
+            engine.add_request(coming.popleft()[1])
         yield engine.step()
 
 
@@ -49,7 +63,8 @@ class LLM:
         dtype: "auto" is bfloat16 where the processor has it in hardware, else float32.
         device: "auto" is the first GPU if there is one, else the CPU.
         max_model_len: None takes what the model was trained for.
-        max_num_batched_tokens: None takes 2048, or `max_model_len` if that is more.
+        max_num_batched_tokens: None takes 2048, or `max_model_len` if that is more and the stage cannot
+            compute a prompt in chunks.
 
     The other arguments are those of `EngineConfig`.
     """
@@ -78,7 +93,8 @@ class LLM:
             kv_bytes=kv_bytes,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens or max(2048, max_model_len),
+            max_num_batched_tokens=max_num_batched_tokens
+            or (2048 if entry.splits_prompts else max(2048, max_model_len)),
             **options,
         )
         self.engine = entry.resolve()(self.model, self.config)
@@ -89,6 +105,7 @@ class LLM:
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        arrivals: Seq[float] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
 
@@ -96,6 +113,7 @@ class LLM:
             prompts: one prompt or a list of them: text, token ids or chat messages.
             params: one for all, or one for each.
             use_tqdm: show a progress bar.
+            arrivals: seconds after the start at which each prompt comes, ascending; None is all at once.
 
         Raises:
             InvalidValue: a prompt or a parameter cannot be served; then none of the list is.
@@ -109,7 +127,7 @@ class LLM:
         requests = [self.request(prompt, p) for prompt, p in zip(todo, each, strict=True)]
         finals: dict[str, RequestOutput] = {}
         with tqdm(total=len(requests), desc=self.stage, unit="request", disable=not use_tqdm) as bar:
-            for changed in self.run(requests, todo):
+            for changed in self.run(requests, todo, arrivals):
                 for output in changed:
                     if output.finished:
                         finals[output.request_id] = output
@@ -118,23 +136,19 @@ class LLM:
 
     def chat(
         self,
-        messages: Seq[Message] | Seq[Seq[Message]],
+        messages: list[Message] | list[list[Message]],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them through the model's chat template."""
-        return self.generate(messages, params, use_tqdm)
+        return self.generate(cast(list[Prompt], messages), params, use_tqdm)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding as the text grows; leaving the loop early takes the request back."""
-        request = self.request(prompt, params or SamplingParams())
-        try:
-            for changed in self.run([request], [prompt]):
-                yield from changed
-        finally:
-            self.engine.abort(request.request_id)
+        for changed in self.run([self.request(prompt, params or SamplingParams())], [prompt]):
+            yield from changed
 
     def request(self, prompt: Prompt, params: SamplingParams) -> Request:
         """Turn a prompt into what the engine takes: a fresh id, token ids, bad words as token ids."""
@@ -142,51 +156,43 @@ class LLM:
             request_id=str(next(self._ids)),
             prompt_token_ids=tuple(self.encode(prompt)),
             params=params,
-            bad_words_token_ids=self.tokenizer.bad_words_token_ids(params.bad_words),
+            bad_words_token_ids=self.tokenizer.bad_words_token_ids(params.bad_words or ()),
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text, a chat (its template ends with the answer's opening), or ids."""
         if isinstance(prompt, str):
             if not prompt:
-                raise InvalidValue("prompt", prompt, "a non-empty text")
-            return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], Mapping):
-            return self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True)
-        for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise InvalidValue("prompt", token, "a text, a list of token ids, or a list of messages")
-        return list(prompt)
+                raise InvalidValue("prompt", prompt, "a text, a list of token ids, or a list of messages")
 
-    def run(self, requests: Seq[Request], prompts: Seq[Prompt]) -> Iterator[list[RequestOutput]]:
+    def run(
+        self, requests: Seq[Request], prompts: Seq[Prompt], arrivals: Seq[float] | None = None
+    ) -> Iterator[list[RequestOutput]]:
         """Drive the engine over the requests; yield, step by step, the requests that changed.
 
         A stop string is found in the text, which the engine never sees; so the answer is taken back there
         before the next step, and no token is computed in vain.
         """
         processor = OutputProcessor(self.tokenizer)
-        added: list[str] = []
+        for request, prompt in zip(requests, prompts, strict=True):
+            check_request(request, self.model.config, self.config)  # all of them before any is let in
+            self.engine.kv.check_fits(request)
+            processor.add(request, prompt if isinstance(prompt, str) else None)
         try:
-            for request, prompt in zip(requests, prompts, strict=True):
-                processor.add(request, prompt if isinstance(prompt, str) else None)
-                self.engine.add_request(request)
-                added.append(request.request_id)
-            for step_outputs in drive(self.engine):
+            for step_outputs in drive(self.engine, requests, arrivals):
                 changed, stopped = processor.process(step_outputs)
                 for request_id, index in stopped:
                     self.engine.abort(request_id, index)
                 yield changed
-        except BaseException:
-            for request_id in added:  # one refused or interrupted: leave nothing behind
-                self.engine.abort(request_id)
-            raise
+        finally:
+            for request in requests:  # left early or interrupted: leave nothing behind
+                self.engine.abort(request.request_id)
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     """A single prompt as a list of one; what a list holds tells which it is."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and isinstance(items[0], (int, Mapping)):
-        return [items]
-    return items
+    items: list[Any] = list(prompts)
+    single = bool(items) and isinstance(items[0], (int, Mapping))
+    return [items] if single else items

@@ -142,6 +142,7 @@ class _LiveRequest:
         self.stream = stream
         self.answers = [_Answer(request, index, tokenizer) for index in range(request.params.n)]
         self._prompt = prompt
+        self._prompt_token_ids = list(request.prompt_token_ids)  # one for all outputs: it never changes
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens = 0
 
@@ -159,7 +160,7 @@ class _LiveRequest:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
+            prompt_token_ids=self._prompt_token_ids,
             prompt_logprobs=self._prompt_logprobs,
             outputs=[answer.report() for answer in self.answers],
             finished=self.finished,

@@ -26,6 +26,7 @@ class Stage:
     number: int
     idea: str
     entry: str  # "package.module:function"
+    splits_prompts: bool = False  # computes a prompt over several steps, so a small token budget will do
 
     def resolve(self) -> MakeEngine:
         """Import the stage and return its `make_engine(model, config)`."""
@@ -41,7 +42,10 @@ STAGES: dict[str, Stage] = {
     ),
     "stage3_paged": Stage(3, "K/V in fixed-size blocks, taken on demand", "stage3_paged.engine:make_engine"),
     "stage4_continuous": Stage(
-        4, "decide the batch anew at every step", "stage4_continuous.engine:make_engine"
+        4,
+        "decide the batch anew at every step",
+        "stage4_continuous.engine:make_engine",
+        splits_prompts=True,
     ),
 }
 

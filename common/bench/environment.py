@@ -55,6 +55,16 @@ def memory_bytes() -> int | None:
     return None
 
 
+def peak_memory_bytes() -> int | None:
+    """Most main memory that this process has held so far; None where the platform does not say (Windows)."""
+    try:
+        import resource  # noqa: PLC0415  # not on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB everywhere else
+
+
 def commit() -> str | None:
     """Commit of the checkout this runs from, with `+dirty` if files differ from it; None outside of one."""
     here = Path(__file__).resolve().parents[2]

@@ -83,7 +83,7 @@ def resolve(name_or_path: str | Path) -> Path:
         from common.model.zoo import make_tiny  # noqa: PLC0415  (nothing that serves a real model needs it)
 
         return make_tiny(tiny[1], seed=int(tiny[2] or 0))
-    if path.is_dir():
+    if name and path.is_dir():  # Path("") would be the current folder
         return path
     if path.is_file() and path.suffix == ".gguf":
         return _converted(path)

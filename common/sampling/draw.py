@@ -119,7 +119,7 @@ def _draw_sorted(
     """Draw among the first `count` tokens of the order; also tell which rows needed no more than these.
 
     Returns:
-        tokens `[R]`, and whether the row's cut is certain `[R]` (always, if `count` is the vocabulary).
+        tokens `[R]`, and whether each is certain `[R]`; of no meaning if `count` is the whole vocabulary.
     """
     width = scaled.shape[-1]
     values, ids = likeliest(scaled, count)  # [R, count] each
@@ -129,10 +129,11 @@ def _draw_sorted(
     min_p = _column([p.min_p for p in params], probs)  # [R, 1]
     top_k = _column([p.top_k if 0 < p.top_k < width else width for p in params], ids)  # [R, 1]
     top_p = _column([p.top_p for p in params], ends)  # [R, 1]
-    kept = (sorted_probs >= min_p * sorted_probs[:, :1]).sum(dim=-1, keepdim=True)  # [R, 1]
-    kept = torch.minimum(kept, top_k).clamp(min=1)  # [R, 1]; only in a row with NaN is it 0
-    all_kept = kept == count  # then their probabilities are those of the whole row, which add up to 1
-    total = torch.where(all_kept, 1.0, ends.gather(-1, kept - 1))  # [R, 1]
+    is_kept = (sorted_probs > 0) & (sorted_probs >= min_p * sorted_probs[:, :1])  # [R, count]
+    kept = torch.minimum(is_kept.sum(dim=-1, keepdim=True), top_k).clamp(min=1)  # [R, 1]; 0 only beside NaN
+    endless = (kept == count) & (min_p > 0)  # [R, 1], what min-p leaves may go on beyond the candidates
+    uncut = (top_k == width) & (min_p == 0)  # [R, 1], top-p looks at the whole row, which adds up to 1
+    total = torch.where(uncut, 1.0, ends.gather(-1, kept - 1))  # [R, 1]
     nucleus = torch.searchsorted(ends, top_p * total) + 1  # [R, 1], the shortest prefix that reaches top_p
     kept = torch.minimum(kept, nucleus)  # [R, 1]
 
@@ -140,8 +141,8 @@ def _draw_sorted(
     place = _find(ends, points * last, last)  # [R, 1], below `kept`
     tokens = ids.gather(-1, place).squeeze(-1)  # [R]
     # Beyond the candidates lie smaller values, and perhaps equals of the last one.
-    sure = (values.gather(-1, kept - 1) > values[:, -1:]) & ~(all_kept & (min_p > 0))
-    return tokens, sure.squeeze(-1)
+    sure = (values.gather(-1, kept - 1) > values[:, -1:]) & ~endless  # [R, 1]
+    return tokens, sure.squeeze(-1)  # [R] each
 
 
 def _find(ends: torch.Tensor, target: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

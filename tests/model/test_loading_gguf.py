@@ -22,7 +22,16 @@ from common.model.zoo import make_tiny, tiny_tokenizer
 
 # Rows of a multiple of 32, the block of GGUF's simple quantisations; head size is not hidden / heads.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-STRINGS = ["Hello", " Hello", "", "a  b", "naïve café", "🙂👩‍👩‍👧", "<|im_start|>user\nhi<|im_end|>\n", "the thing"]
+STRINGS = [
+    "Hello",
+    " Hello",
+    "",
+    "a  b",
+    "naïve café",
+    "🙂👩‍👩‍👧",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "the thing",
+]
 
 
 def original(tmp_path: Path, family: str, **overrides: object) -> Path:
@@ -67,18 +76,12 @@ def test_float32_file_gives_back_every_tensor(tmp_path: Path, family: str, overr
     assert torch.equal(logits(result), logits(folder))
 
 
-def test_order_of_q_rows_matters(tmp_path: Path) -> None:
-    """B76: the test above would see it if Q and K were left in llama.cpp's order."""
-    folder = original(tmp_path, "llama")
-    write_gguf(folder, tmp_path / "model.gguf")
-    result = converted(tmp_path)
-    weights = load_file(result / "model.safetensors")
-    name = "model.layers.0.self_attn.k_proj.weight"
-    assert not torch.equal(weights[name], gguf.undo_permutation(weights[name], SHAPE["num_key_value_heads"]))
-    # The oracle is independent: transformers' own reader of the very file.
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
-    for key, tensor in theirs.state_dict().items():
-        assert torch.equal(tensor, weights.get(key, weights["model.embed_tokens.weight"])), key
+def test_rows_of_a_head_in_llama_cpp_order() -> None:
+    """B76, by hand: llama.cpp keeps what rotary embedding turns together side by side (0, D/2, 1, ...)."""
+    stored = torch.tensor([0, 3, 1, 4, 2, 5, 10, 13, 11, 14, 12, 15])  # 2 heads of size 6
+    assert gguf.undo_permutation(stored, 2).tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
+    matrix = torch.stack((stored, -stored), dim=1)  # [12, 2]: whole rows move
+    assert gguf.undo_permutation(matrix, 2)[:, 1].tolist() == [0, -1, -2, -3, -4, -5, *range(-10, -16, -1)]
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1])
@@ -181,7 +184,9 @@ def test_tokenizer_ids(tmp_path: Path, add_bos: bool | None) -> None:
         assert loaded(text)["input_ids"] == begin + ids, text
         assert loaded.decode(ids) == text
     chat = [{"role": "user", "content": "the thing"}]
-    assert loaded.apply_chat_template(chat, tokenize=False) == source.apply_chat_template(chat, tokenize=False)
+    assert loaded.apply_chat_template(chat, tokenize=False) == source.apply_chat_template(
+        chat, tokenize=False
+    )
 
 
 def test_smollm_splits_out_digits(tmp_path: Path) -> None:

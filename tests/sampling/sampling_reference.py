@@ -1,4 +1,4 @@
-"""A plain sampler to compare with: one row at a time, numpy float64 and Python, written from vLLM's description.
+"""A plain sampler to compare with: one row at a time, in numpy float64, written from vLLM's description.
 
 It shares no code with `common.sampling`; where that one sorts, gathers and scatters, this one loops.
 """
@@ -98,7 +98,7 @@ def kept(x: np.ndarray, p: SamplingParams) -> Kept:
     order = sorted(range(width), key=lambda token: (-x[token], token))
     if p.min_p > 0:
         least = p.min_p * prob.max()
-        margin = min([margin, *(abs(q - least) / least for q in prob if q != least)])
+        margin = min([margin, *(abs(q - least) / max(q, least) for q in prob if q != least)])
         order = [token for token in order if prob[token] >= least]
     if p.top_k > 0:
         order = order[: p.top_k]

@@ -71,7 +71,7 @@ ANY = cases(st.one_of(st.just(0.0), number(0.1, 3.0)))
 @settings(deadline=None, max_examples=200)
 @given(cases(st.just(0.0)))
 def test_edits_equal_the_reference(case: tuple) -> None:
-    """Masks, bias and penalties give the reference's numbers; `needs_edits` never says no to a changed row."""
+    """Masks, bias and penalties give the reference's numbers; `needs_edits` misses no changed row."""
     kwargs, logits, eos = case
     seq = make_sequence(**kwargs)
     scores = torch.tensor(logits)[None]
@@ -85,7 +85,7 @@ def test_edits_equal_the_reference(case: tuple) -> None:
 @settings(deadline=None, max_examples=300)
 @given(SAMPLED)
 def test_each_token_owns_the_stretch_that_its_probability_says(case: tuple) -> None:
-    """At both ends of each kept token's stretch of [0, 1) that token is drawn: the whole distribution is equal."""
+    """At both ends of each kept token's stretch of [0, 1) it is drawn: the whole distribution is equal."""
     kwargs, logits, eos = case
     expected = kept(edited(logits, make_sequence(**kwargs), eos), kwargs["params"])
     assume(expected.margin > 1e-9)
@@ -104,7 +104,7 @@ def test_each_token_owns_the_stretch_that_its_probability_says(case: tuple) -> N
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(ANY, st.floats(0, 1, exclude_max=True)), min_size=1, max_size=6))
 def test_mixed_batch_equals_the_reference_row_by_row(batch: list) -> None:
-    """Greedy and sampled rows with different parameters share a batch; only sampled rows use their generator."""
+    """Greedy and sampled rows, each with its own parameters; only sampled rows use their generator."""
     eos = batch[0][0][2]
     rows = [make_sequence(**kwargs, uniform=point) for (kwargs, _, _), point in batch]
     logits = np.stack([logits for (_, logits, _), _ in batch])
@@ -132,7 +132,7 @@ WIDE = 3000
 @pytest.mark.parametrize(
     "fields",
     [
-        {"top_k": 50, "top_p": 0.9},
+        {"top_k": 50, "top_p": 0.893},
         {"top_k": 1},
         {"top_k": 700},
         {"top_k": 2999},
@@ -161,12 +161,18 @@ def test_wide_vocabulary(fields: dict, spread: float, decimals: int) -> None:
 
 @pytest.mark.parametrize("guess", [1, 8, 100])
 def test_number_of_candidates_changes_nothing(guess: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many candidates are looked at first, and whoever else is in the batch, a row's token is the same."""
+    """However many candidates are looked at first, a row's token is the same."""
     rng = np.random.default_rng(11)
     logits = torch.from_numpy(np.round(rng.normal(size=(40, 500)) * 2, 1)).float()
-    fields = [{"top_p": 0.7}, {"top_k": 9}, {"top_k": 60, "min_p": 0.05}, {"top_p": 0.4, "min_p": 0.3}]
+    fields = [
+        {"top_p": 0.7},
+        {"top_k": 9},
+        {"top_k": 60, "min_p": 0.05},
+        {"top_p": 0.4, "min_p": 0.3},
+        {"top_p": 0.9, "allowed_token_ids": [3, 200, 499]},
+    ]
     rows = [
-        make_sequence(SamplingParams(**fields[i % 4]), uniform=float(u)) for i, u in enumerate(rng.random(40))
+        make_sequence(SamplingParams(**fields[i % 5]), uniform=float(u)) for i, u in enumerate(rng.random(40))
     ]
     full = [t.token_id for t in sample(logits, rows, frozenset())]
     monkeypatch.setattr("common.sampling.draw.NUCLEUS_GUESS", guess)

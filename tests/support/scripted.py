@@ -56,8 +56,8 @@ class ScriptedModel:
         ids = batch.input_ids.to(self.dtype)  # [T]
         q = torch.full((batch.num_tokens, 1, 8), 100.0, dtype=self.dtype)  # [T, 1, D]
         # Position 0 outshines every other key by exp(100 * 100 * sqrt(8)): its weight is exactly 1.
-        k = (batch.positions == 0).to(self.dtype)[:, None, None].expand(-1, 1, 8) * 100.0  # [T, 1, D]
-        v = ids[:, None, None].expand(-1, 1, 8)  # [T, 1, D]
+        k = (batch.positions == 0).to(self.dtype)[:, None, None].repeat(1, 1, 8) * 100.0  # [T, 1, D]
+        v = ids[:, None, None].repeat(1, 1, 8)  # [T, 1, D]
         seen = kv.attend(0, q, k, v, batch)[:, 0]  # [T], the marker of each row's sequence
         logits = torch.zeros(len(batch.logits_rows), self.config.vocab_size, dtype=self.dtype)  # [R, V]
         for row, t in enumerate(batch.logits_rows.tolist()):

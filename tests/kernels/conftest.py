@@ -1,0 +1,42 @@
+"""Which kernels the tests of this folder run, and where.
+
+Triton decides between compiler and interpreter when it is first imported, and other tests of the same session
+may import it.  So the interpreter has a session of its own: `test_triton_compilers.py` starts pytest on this folder
+once more with TRITON_INTERPRET=1, and there only "triton" runs, on thinned cases.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from paged_cases import KernelUnderTest
+
+from stage3_paged.kernels import load_kernel
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `kernel` runs once for each kernel of this session, one with `triton_kernel` for that."""
+    triton = pytest.param("triton", marks=() if INTERPRETED else needs_gpu)
+    if "kernel" in metafunc.fixturenames:
+        metafunc.parametrize("kernel", [triton] if INTERPRETED else ["reference", "cpu", triton], indirect=True)
+    if "triton_kernel" in metafunc.fixturenames:
+        metafunc.parametrize("triton_kernel", [triton], indirect=True)
+
+
+@pytest.fixture
+def kernel(request: pytest.FixtureRequest) -> KernelUnderTest:
+    """A kernel and the device it is tested on."""
+    device = "cuda" if request.param == "triton" and not INTERPRETED else "cpu"
+    return KernelUnderTest(request.param, load_kernel(request.param, device), device)
+
+
+triton_kernel = kernel

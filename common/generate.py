@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
@@ -127,11 +129,9 @@ class LLM:
         requests = [self.request(prompt, p) for prompt, p in zip(todo, each, strict=True)]
         finals: dict[str, RequestOutput] = {}
         with tqdm(total=len(requests), desc=self.stage, unit="request", disable=not use_tqdm) as bar:
-            for changed in self.run(requests, todo, arrivals):
-                for output in changed:
-                    if output.finished:
-                        finals[output.request_id] = output
-                        bar.update()
+            for ended in self.run(requests, todo, arrivals, stream=False):
+                finals |= {output.request_id: output for output in ended}
+                bar.update(len(ended))
         return [finals[request.request_id] for request in requests]
 
     def chat(
@@ -163,12 +163,24 @@ class LLM:
         """Token ids of a prompt: text, a chat (its template ends with the answer's opening), or ids."""
         if isinstance(prompt, str):
             if not prompt:
-                raise InvalidValue("prompt", prompt, "a text, a list of token ids, or a list of messages")
+                raise InvalidValue("prompt", prompt, "a non-empty text")
+            return self.tokenizer.encode(prompt)
+        items: list[Any] = list(prompt)
+        if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            return items
+        if all(isinstance(item, Mapping) for item in items):
+            return self.tokenizer.apply_chat_template(items)
+        raise InvalidValue("prompt", prompt, "a text, a list of token ids, or a list of messages")
 
     def run(
-        self, requests: Seq[Request], prompts: Seq[Prompt], arrivals: Seq[float] | None = None
+        self,
+        requests: Seq[Request],
+        prompts: Seq[Prompt],
+        arrivals: Seq[float] | None = None,
+        stream: bool = True,
     ) -> Iterator[list[RequestOutput]]:
-        """Drive the engine over the requests; yield, step by step, the requests that changed.
+        """Drive the engine over the requests; yield, step by step, those that changed (or, without `stream`,
+        those that ended).
 
         A stop string is found in the text, which the engine never sees; so the answer is taken back there
         before the next step, and no token is computed in vain.
@@ -177,7 +189,7 @@ class LLM:
         for request, prompt in zip(requests, prompts, strict=True):
             check_request(request, self.model.config, self.config)  # all of them before any is let in
             self.engine.kv.check_fits(request)
-            processor.add(request, prompt if isinstance(prompt, str) else None)
+            processor.add(request, prompt if isinstance(prompt, str) else None, stream)
         try:
             for step_outputs in drive(self.engine, requests, arrivals):
                 changed, stopped = processor.process(step_outputs)

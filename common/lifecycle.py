@@ -65,6 +65,8 @@ def advance(engine: Engine, scheduled: Scheduled, sampled: list[SampledToken | N
     max_len = min(engine.config.max_model_len, engine.kv.max_len)
     for (seq, num_new), token in zip(scheduled, sampled, strict=True):
         seq.num_computed_tokens += num_new
+        seq.counters.forwards += 1
+        seq.counters.tokens_computed += num_new
         stats.tokens_computed += num_new
         if token is None:  # an unfinished chunk
             continue

@@ -7,11 +7,11 @@ and the caller aborts in the engine what they have ended.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.detokenizer import IncrementalDetokenizer
 from common.errors import InvalidValue
-from common.protocol import FinishReason, Logprob, Request, StepOutput, TokenLogprobs
+from common.protocol import Counters, FinishReason, Logprob, Request, StepOutput, TokenLogprobs
 from common.stop_strings import StopStrings
 from common.tokenizer import Tokenizer
 
@@ -50,7 +50,8 @@ class CompletionOutput:
 class RequestOutput:
     """A prompt and its answers in index order.
 
-    `prompt_logprobs` has one entry per prompt token, if asked for; the first is None.
+    `prompt_logprobs` has one entry per prompt token, if asked for; the first is None.  `counters` are
+    those of all answers together.
     """
 
     request_id: str
@@ -59,7 +60,12 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]
     finished: bool
-    num_cached_tokens: int = 0
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache when the request was first let in."""
+        return self.counters.cached_tokens
 
 
 class OutputProcessor:
@@ -123,7 +129,9 @@ class OutputProcessor:
             return None
         for answer in live.answers:
             if not answer.finished:
-                answer.take(StepOutput(request_id, answer.index, (), FinishReason.ABORT))
+                answer.take(
+                    StepOutput(request_id, answer.index, (), FinishReason.ABORT, counters=answer.counters)
+                )
         return self._report(live)
 
     def _report(self, live: _LiveRequest) -> RequestOutput:
@@ -144,7 +152,6 @@ class _LiveRequest:
         self._prompt = prompt
         self._prompt_token_ids = list(request.prompt_token_ids)  # one for all outputs: it never changes
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self._num_cached_tokens = 0
 
     @property
     def finished(self) -> bool:
@@ -153,7 +160,6 @@ class _LiveRequest:
     def take(self, out: StepOutput) -> None:
         if out.prompt_logprobs is not None:
             self._prompt_logprobs = [None if row is None else dict(row) for row in out.prompt_logprobs]
-        self._num_cached_tokens = max(self._num_cached_tokens, out.num_cached_tokens)
         self.answers[out.index].take(out)
 
     def report(self) -> RequestOutput:
@@ -164,7 +170,19 @@ class _LiveRequest:
             prompt_logprobs=self._prompt_logprobs,
             outputs=[answer.report() for answer in self.answers],
             finished=self.finished,
-            num_cached_tokens=self._num_cached_tokens,
+            counters=self._counters(),
+        )
+
+    def _counters(self) -> Counters:
+        """What all answers cost together; the prompt and what was cached of it count once."""
+        each = [answer.counters for answer in self.answers]
+        return Counters(
+            prompt_tokens=len(self._prompt_token_ids),
+            output_tokens=sum(c.output_tokens for c in each),
+            cached_tokens=max(c.cached_tokens for c in each),
+            forwards=sum(c.forwards for c in each),
+            tokens_computed=sum(c.tokens_computed for c in each),
+            preemptions=sum(c.preemptions for c in each),
         )
 
 
@@ -184,6 +202,7 @@ class _Answer:
         self._detokenizer = tokenizer and IncrementalDetokenizer(
             tokenizer, request.prompt_token_ids, params.skip_special_tokens
         )
+        self.counters = Counters()
         self._sent = ""  # text of the reports so far
         self._unsent: list[str] = []
 
@@ -193,6 +212,7 @@ class _Answer:
 
     def take(self, out: StepOutput) -> None:
         """Take new tokens one by one, up to one that completes a stop string; then the end, if any."""
+        self.counters = out.counters
         last = len(out.new_token_ids) - 1
         for i, token_id in enumerate(out.new_token_ids):
             self._token_ids.append(token_id)

@@ -61,6 +61,18 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+@dataclass
+class Counters:
+    """What one answer has cost so far.  Its sequence keeps counting; whoever is shown it only reads."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache at first admission
+    forwards: int = 0  # in which it took part
+    tokens_computed: int = 0  # of its own, over all forwards
+    preemptions: int = 0  # how often it lost its memory
+
+
 @dataclass(frozen=True)
 class StepOutput:
     """What one step did for one sequence (`index` tells the `n` answers of a request apart).
@@ -76,7 +88,7 @@ class StepOutput:
     stop_reason: int | None = None  # the stop id that ended it; None for the model's own end of sequence
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    num_cached_tokens: int = 0
+    counters: Counters = field(default_factory=Counters)
 
 
 @dataclass(frozen=True)

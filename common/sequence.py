@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from common.protocol import FinishReason, Request, SampledToken, StepOutput, TokenLogprobs
+from common.protocol import Counters, FinishReason, Request, SampledToken, StepOutput, TokenLogprobs
 from common.sampling_params import SamplingParams
 
 
@@ -24,11 +24,10 @@ class Sequence:
 
     __slots__ = (
         "block_table",
+        "counters",
         "finish_reason",
         "index",
-        "num_cached_tokens",
         "num_computed_tokens",
-        "num_preemptions",
         "num_prompt_tokens",
         "prompt_logprobs",
         "request",
@@ -43,8 +42,7 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
+        self.counters = Counters(prompt_tokens=self.num_prompt_tokens)
         self.block_table: list[int] = []
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.finish_reason: FinishReason | None = None
@@ -91,6 +89,7 @@ class Sequence:
         `min_tokens` needs no check here: the sampler cannot draw an ending token before it.
         """
         self.token_ids.append(token.token_id)
+        self.counters.output_tokens += 1
         first = self.num_output_tokens == 1
         params = self.params
         if token.token_id in params.stop_token_ids:  # type: ignore[operator]  # a tuple
@@ -108,10 +107,10 @@ class Sequence:
             stop_reason=self.stop_reason,
             logprobs=None if token.logprobs is None else (token.logprobs,),
             prompt_logprobs=tuple(self.prompt_logprobs) if wants_prompt else None,
-            num_cached_tokens=self.num_cached_tokens,
+            counters=self.counters,
         )
 
     def abort(self) -> StepOutput:
         """End without a token."""
         self.finish_reason = FinishReason.ABORT
-        return StepOutput(self.request_id, self.index, (), self.finish_reason)
+        return StepOutput(self.request_id, self.index, (), self.finish_reason, counters=self.counters)

@@ -95,7 +95,7 @@ class PagedEngine:
         self.running.remove(seq)
         self.kv.blocks.free(seq)
         seq.num_computed_tokens = 0
-        seq.num_preemptions += 1
+        seq.counters.preemptions += 1
         self.stats.preemptions += 1
         self.waiting.appendleft(seq)
 

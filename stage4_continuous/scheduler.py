@@ -115,7 +115,7 @@ class Scheduler:
             victim = self.running.pop()
             self.blocks.free(victim)
             victim.num_computed_tokens = 0
-            victim.num_preemptions += 1
+            victim.counters.preemptions += 1
             self.num_preemptions += 1
             heappush(self.waiting, (self.ranks[victim], victim))
             if victim is seq:

@@ -23,7 +23,7 @@ from common.protocol import Model, Request, StepOutput
 from common.sampling_params import SamplingParams
 from common.tokenizer import Tokenizer
 
-DEFAULT_KV_BYTES = 40 << 20
+DEFAULT_KV_BYTES = 24 << 20
 MAX_TOKENS = 64
 QUICK_PROMPTS, QUICK_MAX_TOKENS = 6, 24
 MAX_MODEL_LEN = 512

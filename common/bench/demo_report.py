@@ -14,25 +14,25 @@ Figures = Mapping[str, Any]
 """One stage's figures, as `common.bench.metrics.summarise` gives them."""
 
 SPEED = (
-    "One row per stage, each with all chats waiting at the start. Computed per token: tokens that went through "
-    "the model for each token of an answer, prompts included. First token: how long a chat waits for the first "
-    "word of its answer."
+    "One row per stage, each with all chats waiting at the start. Computed per token: tokens that went "
+    "through the model for each token of an answer, prompts included. First token: how long a chat waits "
+    "for the first word of its answer."
 )
 MEMORY = (
-    "Reserved is memory that nobody else can use; live is memory that holds a token of an unfinished chat. Peak "
-    "and mean are over forwards. In the pictures each colour is one chat: full colour is live, hatched is set "
-    "aside and does nothing, blank is free."
+    "Reserved is memory that nobody else can use; live is memory that holds a token of an unfinished "
+    "chat. Peak and mean are over forwards. In the pictures each colour is one chat: full colour is live, "
+    "hatched is set aside and does nothing, blank is free."
 )
 PLACES = "Each row is a place in the batch, each colour one chat, each unit to the right one forward."
 CHATS = (
-    "The default model is very small: its answers are fluent and sometimes wrong. What matters here is that "
-    "every stage gives the same ones. Long answers are cut at the limit."
+    "The default model is very small: its answers are fluent and sometimes wrong. What matters here is "
+    "that every stage gives the same ones. Long answers are cut at the limit."
 )
 PARTED = (
-    "Not all. These are the chats whose answer differs from the first stage's, with the number of tokens that "
-    "both have in common and the gap between the logits of the two tokens that follow, as the first stage "
-    "computes them. In half precision a small gap is a near tie that rounding decides; a large one, or any in "
-    "float32, would be a fault."
+    "Not all. These are the chats whose answer differs from the first stage's, with the number of tokens "
+    "that both have in common and the gap between the logits of the two tokens that follow, as the first "
+    "stage computes them. In half precision a small gap is a near tie that rounding decides; a large one, "
+    "or any in float32, would be a fault."
 )
 
 
@@ -57,7 +57,7 @@ def demo_report(results: Mapping[str, Any], runs: Mapping[str, Run]) -> Report:
     footer = (
         f"{env['model']}, {env['dtype']}, {human_bytes(env['kv_bytes'])} of KV memory, at most "
         f"{env['max_num_seqs']} chats in a batch, answers of at most {env['max_tokens']} tokens, greedy. "
-        f"{describe(env)}. One run per stage in one process; 'sixstage bench' repeats runs in fresh processes."
+        f"{describe(env)}. One run per stage, in one process; 'sixstage bench' repeats, in fresh processes."
     )
     return Report("The same chats through every stage", _lead(results), sections, footer, dict(results))
 
@@ -117,7 +117,7 @@ def _lead(results: Mapping[str, Any]) -> str:
     same = (
         "every stage gave the same answers, token for token."
         if results["identical"]
-        else f"{count} {'answer differs' if count == 1 else 'answers differ'} from the first stage's; see below where."
+        else f"{count} of their answers part from the first stage's; see below where."
     )
     return f"{speed}{len(results['chats'])} real chats, one KV budget of {budget}: {same}"
 

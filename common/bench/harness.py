@@ -46,7 +46,7 @@ def run_stage(
     *,
     on_step: Callable[[list[StepOutput]], None] | None = None,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
-    spans: bool = True,
+    memory_every: int = 1,
     warm: bool = True,
 ) -> Run:
     """Serve the requests with a fresh engine of this stage and record it.
@@ -58,7 +58,7 @@ def run_stage(
         requests: all there from the start.
         on_step: told what each step brought.
         wrap: puts something around the engine's executor (a script of lengths), or in its place.
-        spans: record memory stretch by stretch.
+        memory_every: see `Recorder`.
         warm: first let another engine of the stage answer something short, so that what happens only once
             in a process (compilation, packing of weights) is not timed.
     """
@@ -67,7 +67,7 @@ def run_stage(
         _warm_up(make(model, config))
     engine = make(model, config)
     engine.executor = wrap(engine.executor)
-    return Recorder(engine, spans=spans).run(requests, on_step)
+    return Recorder(engine, memory_every).run(requests, on_step)
 
 
 def progress(console: Console) -> Progress:

@@ -56,44 +56,69 @@ class Split:
         return Split(*(value / self.total for value in astuple(self))) if self.total else self
 
 
-def split_steps(run: Run) -> list[Split]:
-    """Each forward's split, in slots.
+def split_steps(run: Run) -> dict[int, Split]:
+    """The split, in slots, of each forward at which the recorder looked at memory.
 
     A sequence's tokens are counted after the forward (`Computed.context`), since their slots are written by
     it.  A sequence that loses its memory (preemption) and gets memory again later starts anew: what it will
     use then says nothing about what it held before.
     """
     ended_at = {key: number for number, step in enumerate(run.steps) for key in step.finished}
-    splits: list[Split] = []
-    needed: dict[Key, int] = {}  # most tokens that a sequence will store before it next gives its memory back
+    splits: dict[int, Split] = {}
+    future = _Future()
     for number in range(len(run.steps) - 1, -1, -1):
         step = run.steps[number]
+        for part in step.computed:
+            future.see((part.request_id, part.index), part.context - part.num_new, part.context)
+        if not step.spans:
+            continue
         held, stored = _per_sequence(step)
-        alive = {key for key in held if ended_at.get(key, number) >= number}
-        needed = {key: max(needed.get(key, 0), stored[key]) for key in held}
+        alive = [key for key in held if ended_at.get(key, number) >= number]
         states = sum(stored[key] for key in alive)
-        useful = sum(min(needed[key], held[key]) for key in alive)
-        free = step.usage.capacity - step.usage.reserved
+        useful = sum(min(future.most_stored(key, stored[key]), held[key]) for key in alive)
+        reserved = step.usage.reserved
+        free = step.usage.capacity - reserved
         unusable = free if step.head_fits is False else 0
-        splits.append(Split(states, useful - states, step.usage.reserved - useful, unusable, free - unusable))
-    return splits[::-1]
+        splits[number] = Split(states, useful - states, reserved - useful, unusable, free - unusable)
+    return dict(sorted(splits.items()))
+
+
+class _Future:
+    """Read backwards: how many tokens each sequence will store before it next gives its memory back."""
+
+    def __init__(self) -> None:
+        self.start: dict[Key, int] = {}  # first position of its next forward
+        self.most: dict[Key, int] = {}
+
+    def see(self, key: Key, start: int, context: int) -> None:
+        """A forward that computed positions `start ... context - 1`, before all that were seen."""
+        self.most[key] = self.most_stored(key, context)
+        self.start[key] = start
+
+    def most_stored(self, key: Key, stored: int) -> int:
+        """The most that a sequence with so many tokens will come to store without a break.
+
+        It has been interrupted if its next forward begins below what it has.
+        """
+        unbroken = key in self.start and stored <= self.start[key]
+        return max(stored, self.most[key]) if unbroken else stored
 
 
 def mean_split(run: Run, loaded: bool = True) -> Split | None:
-    """The mean over forwards, in slots; None for a stage without KV memory.
+    """The mean over forwards, in slots; None if no memory was seen.
 
     Args:
-        run: recorded with its spans.
+        run: recorded with `memory_every` of at least 1.
         loaded: only forwards while requests wait, which is when memory is short (all of them if nobody
             ever waits): the last batches of a trace would dilute what the paper shows under load.
     """
-    splits = split_steps(run)
-    if loaded and any(step.waiting for step in run.steps):
-        splits = [split for split, step in zip(splits, run.steps, strict=True) if step.waiting]
-    if not splits or not splits[0].total:
+    chosen = split_steps(run)
+    if loaded and any(run.steps[number].waiting for number in chosen):
+        chosen = {number: split for number, split in chosen.items() if run.steps[number].waiting}
+    if not chosen:
         return None
-    columns = zip(*(astuple(split) for split in splits), strict=True)
-    return Split(*(sum(column) / len(splits) for column in columns))
+    columns = zip(*(astuple(split) for split in chosen.values()), strict=True)
+    return Split(*(sum(column) / len(chosen) for column in columns))
 
 
 def head_fits(engine: Engine, head: Sequence, spans: Seq[Span]) -> bool:

@@ -19,13 +19,15 @@ def summarise(run: Run) -> dict[str, Any]:
     * `output_tok_s`, `total_tok_s`: answer tokens, and prompt + answer tokens, per second.
     * `ttft_s`: time to first token, from adding the request; `tpot_s`: time per further token of an answer.
       Both as p50, p95, p99, mean over sequences.
-    * `running`: sequences per forward (peak, mean); `occupancy`: the same as a share of the batch's places.
+    * `running`: sequences per forward (peak, mean); `running_while_others_wait`: the mean over forwards with
+      a queue; `occupancy`: the mean as a share of the batch's places.
     * `kv`: bytes per slot state (peak and mean over forwards), see `kv_figures`; None without KV memory.
 
     Counters are the engine's own (`EngineStats`).
     """
     stats, seconds = run.stats, run.seconds
     running = [len(step.computed) for step in run.steps]
+    loaded = [len(step.computed) for step in run.steps if step.waiting] or running
     first = [times[0] - run.added[key[0]] for key, times in run.token_times.items() if times]
     between = [
         (times[-1] - times[0]) / (len(times) - 1) for times in run.token_times.values() if len(times) > 1
@@ -38,6 +40,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "tpot_s": percentiles(between),
         "computed_per_emitted": stats.computed_per_emitted,
         "running": {"peak": max(running, default=0), "mean": fmean(running) if running else 0.0},
+        "running_while_others_wait": fmean(loaded) if loaded else 0.0,
         "occupancy": 1 - stats.idle_slot_steps / stats.slot_steps if stats.slot_steps else 0.0,
         "counters": asdict(stats),
         "kv": kv_figures(run),
@@ -60,7 +63,7 @@ def kv_figures(run: Run) -> dict[str, Any] | None:
         "reserved_bytes": {"peak": max(reserved), "mean": fmean(reserved)},
     }
     if any(step.spans for step in run.steps):
-        live = [split.token_states * per_token for split in split_steps(run)]
+        live = [split.token_states * per_token for split in split_steps(run).values()]
         split = mean_split(run)
         assert split is not None  # there is capacity
         figures["live_bytes"] = {"peak": max(live), "mean": fmean(live)}

@@ -43,9 +43,10 @@ class StepRecord:
         computed: who took part, in batch order.
         usage: KV memory while it ran: everything that it needed allocated, nothing released yet.
             `used` counts the tokens stored before it.
-        spans: the same memory, stretch by stretch (empty if the recorder was told not to look).
+        spans: the same memory, stretch by stretch; empty where the recorder did not look.
         waiting: sequences in the queue, without memory.
-        head_fits: whether the first of those would have found room; None when nobody waits.
+        head_fits: whether the first of those would have found room; None when nobody waits, or the recorder
+            did not look.
         emitted: sequences that got a token.
         finished: sequences that ended with it.
     """
@@ -82,16 +83,18 @@ class Recorder:
 
     Args:
         engine: its `executor` is wrapped for as long as `run` lasts.
-        spans: also keep each sequence's stretches: needed for memory maps and for the waste split, and the
-            only part that costs anything (tens of microseconds per step).
+        memory_every: look at every stretch of KV memory at the first forward and each so many forwards on;
+            0 never looks.  Maps need 1.  It is the only part that costs anything (tens of microseconds for
+            a few sequences, a millisecond for a thousand blocks).
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, engine: Engine, spans: bool = True, clock: Callable[[], float] = time.perf_counter
+        self, engine: Engine, memory_every: int = 1, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.engine = engine
-        self.spans = spans
+        self.memory_every = memory_every
+        self._forwards = 0
         self.clock = clock
         self._executor = engine.executor
         self._seen: StepRecord | None = None
@@ -135,11 +138,14 @@ class Recorder:
         computed = tuple(
             Computed(seq.request_id, seq.index, n, seq.num_computed_tokens + n) for seq, n in scheduled
         )
-        spans = tuple(engine.kv.spans()) if self.spans else ()
-        unfinished = engine.sequences()
-        holding = {(c.request_id, c.index) for c in computed} | {(s.request_id, s.index) for s in spans}
-        queue = [seq for seq in unfinished if (seq.request_id, seq.index) not in holding]
-        fits = head_fits(engine, queue[0], spans) if queue and self.spans else None
+        look = bool(self.memory_every) and self._forwards % self.memory_every == 0
+        self._forwards += 1
+        spans = tuple(engine.kv.spans()) if look else ()
+        taking_part = {id(seq) for seq, _ in scheduled}
+        queue = [
+            seq for seq in engine.sequences() if not seq.num_computed_tokens and id(seq) not in taking_part
+        ]
+        fits = head_fits(engine, queue[0], spans) if queue and look else None
         return StepRecord(0.0, computed, engine.kv.usage(), spans, len(queue), fits)
 
     def _note(self, run: Run, outputs: list[StepOutput], now: float) -> None:

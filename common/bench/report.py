@@ -1,4 +1,4 @@
-"""One report, four forms: a self-contained HTML page, Markdown with its pictures, JSON, and a terminal table."""
+"""One report, four forms: a self-contained HTML page, Markdown with its pictures, JSON, terminal tables."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def rich_table(table: Table, title: str = "") -> RichTable:
     """A table for the terminal."""
     drawn = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(table.columns):
-        drawn.add_column(escape(column), justify="right" if number else "left", overflow="fold")
+        drawn.add_column(escape(column), justify="right" if number else "left", no_wrap=not number)
     for row in table.rows:
         drawn.add_row(*(escape(cell) for cell in row))
     return drawn

@@ -113,8 +113,11 @@ def client_bound(bound: Bound, output_len: int, room: int) -> int:
 
 
 def trace_hash(trace: list[TraceRequest]) -> str:
-    """sha256 over ids and lengths: equal hashes mean that the same work was served."""
-    rows = [[list(r.prompt_token_ids), r.output_len, r.max_tokens] for r in trace]
+    """sha256 over prompts and lengths of answers: equal hashes mean that the same work was served.
+
+    What clients sent as `max_tokens` is no work; it stands beside the hash, as `bound`.
+    """
+    rows = [[list(r.prompt_token_ids), r.output_len] for r in trace]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -19,13 +19,7 @@ from common.errors import SixstageError
 
 USAGE_ERROR, UNEXPECTED, INTERRUPTED = 2, 1, 130
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-for command in (demo, generate, chat, roofline, diff, stages):
-    app.command()(spread(command))
-app.add_typer(bench)
 
-
-@app.callback(invoke_without_command=True)
 def _sixstage(
     context: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False,
@@ -41,6 +35,13 @@ def _sixstage(
         typer.echo(f"sixstage {version('sixstage')}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app.callback(invoke_without_command=True)(spread(_sixstage))
+for command in (demo, generate, chat, roofline, diff, stages):
+    app.command()(spread(command))
+app.add_typer(bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

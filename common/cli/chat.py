@@ -20,7 +20,7 @@ from common.errors import InvalidValue
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from common.generate import LLM
+    from common.generate import LLM, Message
     from common.output import RequestOutput
     from common.sampling_params import SamplingParams
 
@@ -69,7 +69,7 @@ def converse(
     A turn that cannot be served (the conversation has outgrown the context, say) is reported and forgotten;
     an answer that was stopped half-way is remembered as far as it came.
     """
-    opening = [] if system is None else [{"role": "system", "content": system}]
+    opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = list(opening)
     while True:
         try:
@@ -91,7 +91,7 @@ def converse(
                 f"{HELP}." if text == "/help" else f"{text.split()[0]}: no such command, there are {known}.",
             )
         elif text:
-            question = {"role": "user", "content": text}
+            question: Message = {"role": "user", "content": text}
             try:
                 reply = answer(llm, [*messages, question], params, console)
             except InvalidValue as error:
@@ -100,7 +100,7 @@ def converse(
             messages += [question, {"role": "assistant", "content": reply}]
 
 
-def answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams, console: Console) -> str:
+def answer(llm: LLM, messages: list[Message], params: SamplingParams, console: Console) -> str:
     """Show one answer as it is made, and its counters; return its text."""
     started = time.perf_counter()
     first, text, last = None, "", None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from common.cli.options import check_target
+from common.cli.options import check_target, write_file
 from common.stages import STAGES
 
 HtmlFile = Annotated[
@@ -51,7 +51,7 @@ def diff(
 
     Look at: _schedule. It says which tokens the next forward computes.
     """
-    check_target("html", html)
+    check_target("--html", html)
     from rich.console import Console  # noqa: PLC0415
 
     from common.course.diff import render, stage_diff, to_html  # noqa: PLC0415
@@ -60,5 +60,5 @@ def diff(
     if html is None:
         Console().print(render(found, everything))
     else:
-        html.write_text(to_html(found), encoding="utf-8")
+        write_file(html, to_html(found))
         typer.echo(f"wrote {html}")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.cli.options import EngineOptions, Json, SamplingOptions, check_target, sampling
+from common.cli.options import EngineOptions, Json, SamplingOptions, check_target, sampling, write_file
 from common.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from common.generate import LLM, Prompt
+    from common.generate import LLM, Message, Prompt
     from common.output import RequestOutput
 
 Prompts = Annotated[
@@ -63,7 +63,7 @@ def generate(
     _print_counters(llm, outputs, seconds)
     if json_file is not None:
         report = _report(llm, engine, outputs, seconds)
-        json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_file(json_file, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_prompts(prompts: list[str], chat: bool, ids: bool) -> list[Prompt]:
@@ -82,7 +82,8 @@ def read_prompts(prompts: list[str], chat: bool, ids: bool) -> list[Prompt]:
         if ids:
             read.append(_token_ids(text))
         else:
-            read.append([{"role": "user", "content": text}] if chat else text)
+            messages: list[Message] = [{"role": "user", "content": text}]
+            read.append(messages if chat else text)
     return read
 
 

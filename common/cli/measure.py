@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,37 +14,77 @@ from common.cli.options import (
     DEFAULT_MODEL,
     Dtype,
     Json,
-    KVBytes,
     Model,
     Quick,
     check_folder,
     check_target,
     parse_size,
     spread,
+    write_file,
 )
 from common.stages import find_stage
 
-Stages = Annotated[
-    list[str] | None,
-    typer.Option("--stage", help="A stage's name or number; may be repeated.", show_default="all of them"),
-]
-Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the report goes.")]
+OWN = "the experiment's own"
 
 
-def demo(
-    stage: Stages = None,
-    model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "float32",
-    kv_bytes: KVBytes = "512MiB",
-    out: Out = Path("reports"),
-    json_file: Json = None,
-    quick: Quick = False,
-) -> None:
+@dataclass(frozen=True)
+class Experiment:
+    """What all experiments take.  None leaves it to the experiment, which has defaults of its own."""
+
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(show_default="all of them", help="A stage's name or number; may be repeated."),
+    ] = None
+    model: Annotated[str, typer.Option(help="Built-in name, local folder, GGUF file or hub id.")] = (
+        DEFAULT_MODEL
+    )
+    dtype: Annotated[
+        str | None, typer.Option(show_default=OWN, help="auto, bfloat16, float16 or float32.")
+    ] = None
+    kv_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", show_default=OWN, help="K/V memory of each stage: 512MiB, 1GiB, bytes."),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, typer.Option(show_default=OWN, help="Most sequences in one batch.")
+    ] = None
+    kernel: Annotated[
+        str | None,
+        typer.Option(show_default=OWN, help="Paged attention: auto, reference, triton or cpu."),
+    ] = None
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the report goes.")] = Path("reports")
+    json_file: Json = None
+    quick: Quick = False
+
+    def given(self, **more: Any) -> dict[str, Any]:
+        """The experiment's arguments, judged before the long work; `more` are those of its own.
+
+        Raises:
+            InvalidValue: a stage, size or file that cannot be used.
+        """
+        check_target("--json", self.json_file)
+        check_folder("--out", self.out)
+        arguments = {
+            "stages": None if self.stage is None else [find_stage(name)[0] for name in self.stage],
+            "model": self.model,
+            "dtype": self.dtype,
+            "kv_bytes": None if self.kv_bytes is None else parse_size("kv_bytes", self.kv_bytes),
+            "max_num_seqs": self.max_num_seqs,
+            "kernel": self.kernel,
+            "out": self.out,
+            "json": self.json_file,
+            "quick": self.quick,
+            **more,
+        }
+        return {name: value for name, value in arguments.items() if value is not None}
+
+
+def demo(experiment: Experiment) -> None:
     """Run the same real chat prompts through every stage, side by side.
 
     Short and long answers are mixed, every stage gets the same KV bytes, and all answers must be identical.
     The report (a page and a Markdown table) is printed and saved: throughput, forwards, tokens computed per
-    token emitted, KV memory over time, time to first token.
+    token emitted, KV memory over time, time to first token. It computes in float32 unless told otherwise.
 
     \b
     Examples:
@@ -52,10 +94,10 @@ def demo(
 
     Look at: which counter each stage improves. One idea, one cause.
     """
-    found = _checked(stage, kv_bytes, json_file, out)
+    arguments = experiment.given()
     from common.bench.demo import run  # noqa: PLC0415
 
-    run(model=model, dtype=dtype, quick=quick, **found)
+    run(**arguments)
 
 
 class _Experiments(TyperGroup):
@@ -71,53 +113,59 @@ class _Experiments(TyperGroup):
 bench = typer.Typer(name="bench", cls=_Experiments)
 
 
-@bench.callback()
 def _bench() -> None:
     """Measure: stages side by side (the default), or one experiment by name.
 
-    Each run is a fresh process, runs alternate, and medians are reported, because a machine's speed drifts
-    over minutes.  The JSON carries environment, commit, model, dtype, KV bytes and a hash of the trace.
+    Without a name it is `stages`. Each experiment explains itself: `sixstage bench capacity --help`.
 
     \b
     Examples:
       sixstage bench --quick
-      sixstage bench stages --workload sharegpt --json stages.json
+      sixstage bench stages --workload uniform --json stages.json
       sixstage bench capacity
     """
 
 
 def stages(
-    stage: Stages = None,
-    model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "auto",
-    kv_bytes: KVBytes = "512MiB",
-    json_file: Json = None,
-    quick: Quick = False,
+    experiment: Experiment,
+    workload: Annotated[
+        str | None, typer.Option(show_default="sharegpt", help="Which trace: prompt and answer lengths.")
+    ] = None,
+    num_requests: Annotated[int | None, typer.Option(show_default=OWN, help="Requests of the trace.")] = None,
+    runs: Annotated[int | None, typer.Option(show_default=OWN, help="Runs of each stage.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(show_default="16", help="Tokens per KV block (stage 3 on).")
+    ] = None,
+    reservation: Annotated[
+        str | None,
+        typer.Option(show_default="max_tokens", help="Stage 2 reserves max_tokens or max_model_len."),
+    ] = None,
 ) -> None:
     """Compare stages on one trace and the same KV bytes: speed, latency, memory, counters.
+
+    Each run is a fresh process, runs alternate, and medians are reported, because a machine's speed drifts
+    over minutes. The JSON carries environment, commit, model, dtype, KV bytes and a hash of the trace.
 
     \b
     Examples:
       sixstage bench stages --stage 1 --stage 2
-      sixstage bench stages --quick --json stages.json
+      sixstage bench stages --workload uniform --quick --json stages.json
 
     Look at: output tok/s beside the counters that need no clock (forwards, tokens computed per token).
     """
-    found = _checked(stage, kv_bytes, json_file)
+    arguments = experiment.given(
+        workload=workload,
+        num_requests=num_requests,
+        runs=runs,
+        block_size=block_size,
+        reservation=reservation,
+    )
     from common.bench.run_stage import bench as run  # noqa: PLC0415
 
-    run(model=model, dtype=dtype, quick=quick, **found)
+    run(**arguments)
 
 
-def capacity(
-    stage: Stages = None,
-    model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "auto",
-    kv_bytes: KVBytes = "512MiB",
-    out: Out = Path("reports"),
-    json_file: Json = None,
-    quick: Quick = False,
-) -> None:
+def capacity(experiment: Experiment) -> None:
     """Fill the same KV memory with the same requests: how many are resident, and what the bytes hold.
 
     \b
@@ -125,13 +173,13 @@ def capacity(
       sixstage bench capacity
       sixstage bench capacity --kv-bytes 256MiB --json capacity.json
 
-    Look at: the split into token states, reservation, internal and external fragmentation, and the number
-    of requests that were in memory at the same time.
+    Look at: the split into token states, reservation, internal and external fragmentation, and the number of
+    requests that were in memory at the same time.
     """
-    found = _checked(stage, kv_bytes, json_file, out)
+    arguments = experiment.given()
     from common.bench.capacity import run  # noqa: PLC0415
 
-    run(model=model, dtype=dtype, quick=quick, **found)
+    run(**arguments)
 
 
 def roofline(
@@ -150,26 +198,23 @@ def roofline(
     Look at: how little a forward of 16 tokens costs more than one of a single token. Batching lives on that.
     """
     check_target("--json", json_file)
-    from common.bench.roofline import run  # noqa: PLC0415
+    import torch  # noqa: PLC0415
 
-    run(model=model, dtype=dtype, json=json_file, quick=quick)
+    from common.bench.environment import environment  # noqa: PLC0415
+    from common.bench.roofline import measure  # noqa: PLC0415
+    from common.model.loader import read_config, resolve, resolve_dtype  # noqa: PLC0415
+
+    compute_dtype = resolve_dtype(dtype, torch.device("cpu"))
+    config = read_config(resolve(model))
+    found = (
+        measure(config, compute_dtype, rows=(1, 16), rounds=5) if quick else measure(config, compute_dtype)
+    )
+    typer.echo(found.to_markdown())
+    if json_file is not None:
+        figures = {"environment": environment(model=model, dtype=found.dtype), **found.to_json()}
+        write_file(json_file, json.dumps(figures, indent=1) + "\n")
 
 
-for experiment in (stages, capacity):
-    bench.command()(spread(experiment))
-
-
-def _checked(
-    stage: list[str] | None, kv_bytes: str, json_file: Path | None, out: Path | None = None
-) -> dict[str, Any]:
-    """The arguments that all experiments share, judged before the long work."""
-    check_target("--json", json_file)
-    found: dict[str, Any] = {
-        "stages": None if stage is None else [find_stage(name)[0] for name in stage],
-        "kv_bytes": parse_size("kv_bytes", kv_bytes),
-        "json": json_file,
-    }
-    if out is not None:
-        check_folder("--out", out)
-        found["out"] = out
-    return found
+bench.callback()(spread(_bench))
+for command in (stages, capacity):
+    bench.command()(spread(command))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from common.config import EngineConfig
-from common.errors import InvalidValue
+from common.errors import InvalidValue, SixstageError
 from common.stages import find_stage
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ Json = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="The same experiment, cut down to end within a minute.")]
 Model = Annotated[str, engine(help="Built-in name, local folder, GGUF file or hub id.")]
 Dtype = Annotated[str, engine(help="auto, bfloat16, float16, float32 or float64.")]
-KVBytes = Annotated[
-    str, engine(metavar="SIZE", help="Memory for K/V, all layers: 512MiB, 1GiB, or a number of bytes.")
-]
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,9 @@ class EngineOptions:
     model: Model = DEFAULT_MODEL
     dtype: Dtype = "auto"
     device: Annotated[str, engine(help="auto, cpu or cuda.")] = "auto"
-    kv_bytes: KVBytes = "1GiB"
+    kv_bytes: Annotated[
+        str, engine(metavar="SIZE", help="Memory for K/V, all layers: 512MiB, 1GiB, or a number of bytes.")
+    ] = "1GiB"
     max_model_len: Annotated[
         int | None, engine(show_default="the model's own", help="Longest prompt + answer, in tokens.")
     ] = None
@@ -185,7 +184,7 @@ def parse_size(field: str, text: str) -> int:
     Raises:
         InvalidValue: not a size, or not a whole number of bytes of at least 1.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.ASCII | re.IGNORECASE)
     unit = UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None or float(match[1]) * unit < 1:
         raise InvalidValue(field, text, "a size of at least 1 byte, such as 512MiB, 1GiB or 1000000")
@@ -200,8 +199,9 @@ def check_target(field: str, path: Path | None) -> None:
     """
     if path is None:
         return
-    target = path if path.exists() else path.absolute().parent
-    if path.is_dir() or not (target.is_file() or target.is_dir()) or not os.access(target, os.W_OK):
+    folder = path.absolute().parent
+    writable = folder.is_dir() and os.access(path if path.exists() else folder, os.W_OK)
+    if path.is_dir() or not writable:
         raise InvalidValue(field, str(path), "a file in a folder that exists and can be written to")
 
 
@@ -212,3 +212,18 @@ def check_folder(field: str, path: Path) -> None:
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise InvalidValue(field, str(path), "a folder that exists or can be made, and can be written to")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all.
+
+    Raises:
+        SixstageError: the disk is full, say.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise SixstageError(f"cannot write {path}: {error.strerror}") from error

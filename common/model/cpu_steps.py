@@ -18,9 +18,6 @@ from llvmlite import ir
 from numba import float32, njit, uint16, uint32
 from numba.extending import intrinsic, overload
 
-# Sums may be taken in any order (else they cannot be vectorised); NaN and infinity keep their meaning.
-FAST = {"contract", "reassoc", "nsz"}
-
 
 def add_rms_norm(
     hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -34,9 +31,7 @@ def add_rms_norm(
     return out
 
 
-def rotate(
-    packed: torch.Tensor, num_heads: int, cos: torch.Tensor, signed_sin: torch.Tensor
-) -> torch.Tensor:
+def rotate(packed: torch.Tensor, num_heads: int, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """As `rope.rotate`, for contiguous `[T, >= H * D]` in float32 or bfloat16 on the CPU."""
     rows, head_dim = packed.shape[0], cos.shape[-1]
     out = packed.new_empty(rows, num_heads, head_dim)  # [T, H, D]
@@ -45,49 +40,60 @@ def rotate(
     return out
 
 
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """As `layers.silu_mul`, for contiguous `[T, 2 * I]` in float32 or bfloat16 on the CPU."""
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)  # [T, I]
+    _silu_mul(_array(gate_up), _array(out))
+    return out
+
+
 def _array(tensor: torch.Tensor) -> np.ndarray:
     """The same memory for numba, which knows no bfloat16: its bits as uint16."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _compile(function: Callable[..., Any]) -> Any:
-    """Compile on the first call, kept on disk where there is somewhere to write."""
-    try:
-        return njit(function, cache=True, fastmath=FAST)
-    except RuntimeError:  # numba found no folder for its cache: compile in each process
-        return njit(function, fastmath=FAST)
+def _compile(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile at the first call (about a second), kept on disk where there is somewhere to write."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(function, cache=True, **options)
+        except RuntimeError:  # numba found no folder for its cache: compile in each process
+            return njit(function, **options)
+
+    return decorate
 
 
 @intrinsic
-def _to_bits(typing_context, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def _to_bits(typing_context, value):  # type: ignore[no-untyped-def]
     """The bits of a float32."""
     return uint32(float32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
 
 
 @intrinsic
-def _from_bits(typing_context, bits):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def _from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     """The float32 of some bits."""
     return float32(uint32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
 
 
-def _wide(stored: Any) -> Any:
+def _wide(stored):  # type: ignore[no-untyped-def]
     """A stored number as float32; bfloat16 is the upper half of one."""
 
 
-def _rounded(value: Any, like: Any) -> Any:
+def _rounded(value, like):  # type: ignore[no-untyped-def]
     """A float32 as it is stored beside `like`: to the nearest bfloat16, ties to even, NaN stays NaN."""
 
 
-@overload(_wide, inline="always")
-def _wide_for(stored: Any) -> Any:
+@overload(_wide)
+def _wide_for(stored):  # type: ignore[no-untyped-def]
     if stored == uint16:
         return lambda stored: _from_bits(uint32(stored) << uint32(16))
     return lambda stored: stored
 
 
-@overload(_rounded, inline="always")
-def _rounded_for(value: Any, like: Any) -> Any:
-    def to_bfloat16(value, like):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+@overload(_rounded)
+def _rounded_for(value, like):  # type: ignore[no-untyped-def]
+    def to_bfloat16(value, like):  # type: ignore[no-untyped-def]
         bits = _to_bits(value)
         nearest = (bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16)
         return uint16(nearest) if value == value else uint16(0x7FC0)  # noqa: PLR0124  NaN is not itself
@@ -95,8 +101,9 @@ def _rounded_for(value: Any, like: Any) -> Any:
     return to_bfloat16 if like == uint16 else lambda value, like: value
 
 
-@_compile
-def _add_rms_norm(hidden, delta, adds, weight, eps, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+# A sum that may be taken in any order can be vectorised; NaN and infinity keep their meaning.
+@_compile(fastmath={"reassoc"})
+def _add_rms_norm(hidden, delta, adds, weight, eps, out):  # type: ignore[no-untyped-def]
     rows, width = hidden.shape
     like = hidden.dtype.type(0)
     row = np.empty(width, np.float32)
@@ -114,15 +121,53 @@ def _add_rms_norm(hidden, delta, adds, weight, eps, out):  # type: ignore[no-unt
             out[t, i] = _rounded(normed * _wide(weight[i]), like)
 
 
-@_compile
-def _rotate(packed, cos, signed_sin, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+@_compile()
+def _rotate(packed, cos, signed_sin, out):  # type: ignore[no-untyped-def]
     rows, heads, size = out.shape
     half = size // 2
     like = packed.dtype.type(0)
     for t in range(rows):
+        cosines, sines = cos[t, half:], signed_sin[t, half:]
         for h in range(heads):
-            for i in range(size):
-                j = i + half if i < half else i - half
-                turned = _wide(_rounded(_wide(packed[t, h * size + i]) * _wide(cos[t, i]), like))
-                other = _wide(_rounded(_wide(packed[t, h * size + j]) * _wide(signed_sin[t, i]), like))
-                out[t, h, i] = _rounded(turned + other, like)
+            # Slices, so that every index below counts from 0 and the loop is vectorised.
+            head, turned = packed[t, h * size : (h + 1) * size], out[t, h]
+            first, second = head[:half], head[half:]
+            new_first, new_second = turned[:half], turned[half:]
+            for i in range(half):
+                a, b, c, s = _wide(first[i]), _wide(second[i]), _wide(cosines[i]), _wide(sines[i])
+                a_cos, b_sin = _wide(_rounded(a * c, like)), _wide(_rounded(b * s, like))
+                b_cos, a_sin = _wide(_rounded(b * c, like)), _wide(_rounded(a * s, like))
+                new_first[i] = _rounded(a_cos - b_sin, like)
+                new_second[i] = _rounded(b_cos + a_sin, like)
+
+
+@_compile()
+def _silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
+    rows, width = out.shape
+    like = gate_up.dtype.type(0)
+    for t in range(rows):
+        gate, up, row = gate_up[t, :width], gate_up[t, width:], out[t]
+        for i in range(width):
+            g = _wide(gate[i])
+            silu = _wide(_rounded(g / (float32(1) + _exp(-g)), like))
+            row[i] = _rounded(silu * _wide(up[i]), like)
+
+
+@njit(inline="always")
+def _exp(x):  # type: ignore[no-untyped-def]
+    """e to the x within 2 units of the last place, from -87 to 88; vectorised, as `math.exp` is not.
+
+    x = n ln 2 + f with a whole n, so e^x = 2^n e^f; the polynomial for e^f is Cephes' (Moshier).
+    """
+    x = min(max(x, float32(-87)), float32(88))
+    shifted = x * float32(1.4426950408889634) + float32(12582912)  # n in the low bits: 1.5 * 2^23
+    n = shifted - float32(12582912)
+    f = x - n * float32(0.693359375) + n * float32(2.12194440e-4)
+    p = float32(1.9875691500e-4)
+    p = p * f + float32(1.3981999507e-3)
+    p = p * f + float32(8.3334519073e-3)
+    p = p * f + float32(4.1665795894e-2)
+    p = p * f + float32(1.6666665459e-1)
+    p = p * f + float32(5.0000001201e-1)
+    power = _from_bits((_to_bits(shifted) << uint32(23)) + uint32(0x3F800000))  # 2^n
+    return (p * f * f + f + float32(1)) * power

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from common.batch import ForwardBatch
 from common.errors import ModelError
 from common.model.config import ModelConfig
-from common.model.layers import Layer, rms_norm
+from common.model.layers import Layer, add_rms_norm
 from common.model.linear import Linear, PlainLinear, make_linear
 from common.model.rope import cos_and_signed_sin
 from common.protocol import KVBackend
@@ -94,15 +94,15 @@ class Decoder:
         """
         hidden = F.embedding(batch.input_ids, self.embedding).to(self.dtype)  # [T, H]
         cos, sin = cos_and_signed_sin(batch.positions, self.inv_freq, self.config.rope_scale, self.dtype)
-        last = len(self.layers) - 1
+        delta = None  # [T, H], what the block before found, not yet added to hidden
         for layer in self.layers:
-            attended = layer.attend(hidden, cos, sin, batch, kv)  # [T, Hq * D]
-            if layer.index == last and batch.logits_rows.shape[0] != batch.num_tokens:
+            attended = layer.attend(hidden, delta, cos, sin, batch, kv)  # [T, Hq * D]
+            if layer is self.layers[-1] and batch.logits_rows.shape[0] != batch.num_tokens:
                 # From here on rows no longer meet, so those without a wanted logit need not go on.
                 hidden = hidden[batch.logits_rows]  # [R, H]
                 attended = attended[batch.logits_rows]  # [R, Hq * D]
-            hidden = layer.finish(hidden, attended)
-        return self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps))  # [R, V]
+            delta = layer.finish(hidden, attended)
+        return self.head(add_rms_norm(hidden, delta, self.norm, self.config.rms_norm_eps))  # [R, V]
 
 
 def _load_ends(

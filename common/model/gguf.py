@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from common.errors import ModelError
@@ -172,7 +173,10 @@ class _ShardWriter:
 
     def _flush(self) -> None:
         if self.tensors:
-            save_file(self.tensors, self.folder / f"shard-{len(self.shards)}", metadata={"format": "pt"})
+            try:
+                save_file(self.tensors, self.folder / f"shard-{len(self.shards)}", metadata={"format": "pt"})
+            except SafetensorError as error:  # its word for a full disk
+                raise OSError(str(error)) from error
             self.shards.append(list(self.tensors))
             self.tensors = {}
 

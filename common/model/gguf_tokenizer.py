@@ -20,7 +20,7 @@ def save_tokenizer(path: Path, metadata: Mapping[str, Any], context_length: int,
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, OSError) as error:
         raise ModelError(f"{path}: its tokenizer cannot be read ({error})") from error
     if metadata.get("tokenizer.ggml.pre") == "smollm":
         # transformers knows no split of this name and takes GPT-2's.  SmolLM's cuts out every digit first,

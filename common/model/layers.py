@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from common.batch import ForwardBatch
 from common.model.config import ModelConfig
-from common.model.linear import Linear, make_linear
+from common.model.linear import Linear, few_rows_on_cpu, make_linear
 from common.model.rope import rotate
 from common.protocol import KVBackend
 
@@ -37,6 +37,29 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         As `x`, new memory.
     """
     return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Add `delta` to `hidden` in place, then `rms_norm` of the sum.
+
+    Args:
+        hidden: `[T, H]`, contiguous.
+        delta: `[T, H]`, contiguous, or None for nothing.
+        weight: `[H]`.
+        eps: added to the mean square.
+
+    Returns:
+        `[T, H]`, new memory.
+    """
+    if few_rows_on_cpu(hidden):
+        from common.model import cpu_steps  # noqa: PLC0415  numba takes half a second to import
+
+        return cpu_steps.add_rms_norm(hidden, delta, weight, eps)
+    if delta is not None:
+        hidden.add_(delta)
+    return rms_norm(hidden, weight, eps)
 
 
 @dataclass
@@ -88,25 +111,45 @@ class Layer:
     def attend(
         self,
         hidden: torch.Tensor,
+        delta: torch.Tensor | None,
         cos: torch.Tensor,
         signed_sin: torch.Tensor,
         batch: ForwardBatch,
         kv: KVBackend,
     ) -> torch.Tensor:
-        """The attention half up to its output projection: `[T, H]` -> `[T, Hq * D]`."""
+        """The attention half, up to its output projection.
+
+        Args:
+            hidden: `[T, H]`, the sum of all that earlier blocks found but `delta`, which is added to it.
+            delta: `[T, H]`, what the block before found, or None.
+            cos: `[T, 1, D]`.
+            signed_sin: `[T, 1, D]`.
+            batch: whose tokens these are.
+            kv: remembers K/V and attends.
+
+        Returns:
+            `[T, Hq * D]`.
+        """
         config = self.config
         num_q, num_qk = config.num_heads, config.num_heads + config.num_kv_heads
-        qkv = self.qkv(rms_norm(hidden, self.attention_norm, config.rms_norm_eps))
+        qkv = self.qkv(add_rms_norm(hidden, delta, self.attention_norm, config.rms_norm_eps))
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)  # [T, Hq + 2 Hkv, D]
-        qk = heads[:, :num_qk]  # [T, Hq + Hkv, D]
+        packed = qkv
         if self.qk_norm is not None:
-            qk = rms_norm(qk, self.qk_norm, config.rms_norm_eps)
-        qk = rotate(qk, cos, signed_sin)
+            packed = rms_norm(heads[:, :num_qk], self.qk_norm, config.rms_norm_eps).flatten(1)
+        qk = rotate(packed, num_qk, cos, signed_sin)  # [T, Hq + Hkv, D]
         return kv.attend(self.index, qk[:, :num_q], qk[:, num_q:], heads[:, num_qk:], batch)
 
     def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """The rest of the block, row by row: `[T, H]` (overwritten) and `[T, Hq * D]` -> `[T, H]`."""
-        hidden.add_(self.output(attended))
-        gate_up = self.gate_up(rms_norm(hidden, self.mlp_norm, self.config.rms_norm_eps))
-        gate, up = gate_up.chunk(2, dim=-1)  # [T, I] each
-        return hidden.add_(self.down(F.silu(gate).mul_(up)))
+        """The rest of the block, each row for itself.
+
+        Args:
+            hidden: `[T, H]`; what attention found is added to it.
+            attended: `[T, Hq * D]`.
+
+        Returns:
+            `[T, H]`, what the MLP found, not yet added: the next norm does that in the same pass.
+        """
+        normed = add_rms_norm(hidden, self.output(attended), self.mlp_norm, self.config.rms_norm_eps)
+        gate, up = self.gate_up(normed).chunk(2, dim=-1)  # [T, I] each
+        return self.down(F.silu(gate).mul_(up))

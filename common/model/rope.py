@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from common.errors import ModelError
+from common.model.linear import few_rows_on_cpu
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -75,19 +76,26 @@ def cos_and_signed_sin(
     return cos[:, None], sin[:, None]  # [T, 1, D]
 
 
-def rotate(heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+def rotate(packed: torch.Tensor, num_heads: int, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Turn number i of each head together with number i + D / 2.
 
     (a, b) becomes (a cos - b sin, b cos + a sin): the heads times cos, plus the heads with their halves
     swapped times the signed sine.  Each product is rounded before the sum, as in transformers.
 
     Args:
-        heads: `[T, H, D]`, may be a strided view.
+        packed: `[T, >= H * D]`, contiguous; what follows the first H heads is left out.
+        num_heads: H, query and key heads together.
         cos: `[T, 1, D]`.
         signed_sin: `[T, 1, D]`.
 
     Returns:
         `[T, H, D]`, new and contiguous.
     """
-    swapped = torch.roll(heads, heads.shape[-1] // 2, dims=-1)  # [T, H, D]
+    if few_rows_on_cpu(packed):
+        from common.model import cpu_steps  # noqa: PLC0415  numba takes half a second to import
+
+        return cpu_steps.rotate(packed, num_heads, cos, signed_sin)
+    head_dim = cos.shape[-1]
+    heads = packed.view(packed.shape[0], -1, head_dim)[:, :num_heads]  # [T, H, D]
+    swapped = torch.roll(heads, head_dim // 2, dims=-1)  # [T, H, D]
     return (heads * cos).add_(swapped.mul_(signed_sin))

@@ -45,7 +45,7 @@ class Kernel(Protocol):
         """Read slots `[n]` of one of the caches back: `[n, Hkv, D]`."""
         ...
 
-    def paged_attention(
+    def paged_attention(  # noqa: PLR0913, PLR0917
         self,
         q: torch.Tensor,
         k_cache: torch.Tensor,
@@ -82,7 +82,7 @@ def load_kernel(name: str, device: torch.device | str) -> Kernel:
     if name == "cpu" and kind != "cpu":
         raise InvalidValue("kernel", name, f"'auto', 'reference' or 'triton' for a model on {kind}")
     if name == "triton" and kind != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        allowed = f"'auto', 'reference' or 'cpu' for a model on {kind} (or TRITON_INTERPRET=1, to try it slowly)"
+        allowed = f"'auto', 'reference' or 'cpu' for a model on {kind} (or TRITON_INTERPRET=1, slowly)"
         raise InvalidValue("kernel", name, allowed)
     try:
         return cast(Kernel, importlib.import_module(f"{__name__}.{name}"))

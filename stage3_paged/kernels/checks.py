@@ -75,8 +75,8 @@ def _check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         shown = (tuple(k_cache.shape), k_cache.stride())
         raise InvalidValue("k_cache", shown, "[N, bs, Hkv, D], last dimension contiguous")
     if v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
-        shown = (tuple(v_cache.shape), v_cache.stride())
-        raise InvalidValue("v_cache", shown, f"the layout of k_cache, {(tuple(k_cache.shape), k_cache.stride())}")
+        shown, wanted = ((tuple(cache.shape), cache.stride()) for cache in (v_cache, k_cache))
+        raise InvalidValue("v_cache", shown, f"{wanted} as k_cache")
     check_block_size(k_cache.shape[1])
 
 

@@ -60,7 +60,7 @@ def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return cache[slots // block_size, slots % block_size]  # [n, Hkv, D]
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0913, PLR0917
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,

@@ -28,6 +28,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on the CPU: TRITON_INTERPRET=1 when triton was imported."""
 
+LOG2_E = math.log2(math.e)
+"""Folded into the scale, since the GPU has exp2 and makes exp of it."""
+
 MIN_DOT = 16
 """`tl.dot` takes no side shorter than this."""
 
@@ -105,7 +108,7 @@ def store_kv(
     )
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0913, PLR0917
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -119,7 +122,7 @@ def paged_attention(
     context_lens: list[int] | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """Attend with the last positions of each sequence; arguments and errors as in `reference.paged_attention`.
+    """Attend with each sequence's last positions; arguments and errors as in `reference.paged_attention`.
 
     `context_lens` is not needed.  Without `query_lens` the longest query is asked from the GPU, which waits.
     `num_splits` (a power of two) overrides the choice of how many programs share one context.
@@ -129,21 +132,51 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out  # [T, Hq, D]
     if len(q) == 0:
         return out
-    num_tokens, num_heads, head_size = q.shape
     num_kv_heads, num_seqs = k_cache.shape[2], len(seq_lens)
-    group = num_heads // num_kv_heads
-    longest = int(query_start.diff().max()) if query_lens is None else max(query_lens)
-    launch = choose_launch(longest * group, group, head_size, q.dtype)
+    group = q.shape[1] // num_kv_heads
+    longest = longest_query(query_start, query_lens)
+    launch = choose_launch(longest * group, group, q.shape[2], q.dtype)
     tiles = triton.cdiv(longest, launch.rows // group)
     if num_splits is None:
         num_splits = choose_splits(tiles * num_kv_heads * num_seqs, block_tables.shape[1] * k_cache.shape[1])
-    if num_splits > 1:
-        shape = (num_splits, num_tokens, num_heads)
-        target = torch.empty((*shape, head_size), dtype=torch.float32, device=q.device)  # [splits, T, Hq, D]
-        lse = torch.empty(shape, dtype=torch.float32, device=q.device)  # [splits, T, Hq]
-    else:
-        target, lse = out[None], out  # [1, T, Hq, D]
-    paged_attention_tile_kernel[(tiles * num_splits, num_kv_heads, num_seqs)](
+    grid = (tiles * num_splits, num_kv_heads, num_seqs)
+    batch = (q, k_cache, v_cache, block_tables, query_start, seq_lens)
+    if num_splits == 1:
+        start_tiles(grid, launch, 1, out[None], out, *batch, scale, window)
+        return out
+    shape = (num_splits, *q.shape[:2])
+    partial = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)  # [splits, T, Hq, D]
+    lse = torch.empty(shape, dtype=torch.float32, device=q.device)  # [splits, T, Hq]
+    start_tiles(grid, launch, num_splits, partial, lse, *batch, scale, window)
+    merge_splits_kernel[q.shape[:2]](
+        out,
+        partial,
+        lse,
+        *out.stride()[:2],
+        HEAD_SIZE=q.shape[2],
+        SPLITS=num_splits,
+        DP=padded(q.shape[2]),
+    )
+    return out
+
+
+def start_tiles(  # noqa: PLR0913, PLR0917
+    grid: tuple[int, int, int],
+    launch: Launch,
+    num_splits: int,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None,
+) -> None:
+    """Start the tile kernel; each split goes to `target` `[splits, T, Hq, D]` and `lse` `[splits, T, Hq]`."""
+    paged_attention_tile_kernel[grid](
         target,
         lse,
         q,
@@ -152,38 +185,27 @@ def paged_attention(
         block_tables,
         query_start,
         seq_lens,
-        scale * math.log2(math.e),
-        num_tokens,
+        scale * LOG2_E,
+        q.shape[0],
         *target.stride()[:3],
         *q.stride()[:2],
         *k_cache.stride()[:3],
         block_tables.stride(0),
-        G=group,
-        HEAD_SIZE=head_size,
+        G=q.shape[1] // k_cache.shape[2],
+        HEAD_SIZE=q.shape[2],
         BLOCK_SIZE=k_cache.shape[1],
         WINDOW=window or 0,
         SPLITS=num_splits,
         ROWS=launch.rows,
         KEYS=launch.keys,
-        DP=padded(head_size),
+        DP=padded(q.shape[2]),
         UPCAST=INTERPRETED and q.dtype == torch.bfloat16,  # the interpreter cannot multiply bfloat16
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )
-    if num_splits > 1:
-        merge_splits_kernel[(num_tokens, num_heads)](
-            out,
-            target,
-            lse,
-            *out.stride()[:2],
-            HEAD_SIZE=head_size,
-            SPLITS=num_splits,
-            DP=padded(head_size),
-        )
-    return out
 
 
-def paged_attention_simple(
+def paged_attention_simple(  # noqa: PLR0913, PLR0917
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -196,14 +218,13 @@ def paged_attention_simple(
     query_lens: list[int] | None = None,
     context_lens: list[int] | None = None,
 ) -> torch.Tensor:
-    """The same by the simplest kernel, one program per query token and head: to read first, not to serve with."""
+    """The same by the simplest kernel, one program per query token and head: to read, not to serve with."""
     check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out)
     check_dtype(q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out  # [T, Hq, D]
     if len(q) == 0:
         return out
-    longest = int(query_start.diff().max()) if query_lens is None else max(query_lens)
-    paged_attention_simple_kernel[(longest, len(seq_lens), q.shape[1])](
+    paged_attention_simple_kernel[longest_query(query_start, query_lens), len(seq_lens), q.shape[1]](
         out,
         q,
         k_cache,
@@ -211,7 +232,7 @@ def paged_attention_simple(
         block_tables,
         query_start,
         seq_lens,
-        scale * math.log2(math.e),
+        scale * LOG2_E,
         *out.stride()[:2],
         *q.stride()[:2],
         *k_cache.stride()[:3],
@@ -223,6 +244,11 @@ def paged_attention_simple(
         DP=padded(q.shape[2]),
     )
     return out
+
+
+def longest_query(query_start: torch.Tensor, query_lens: list[int] | None) -> int:
+    """Tokens of the longest query: from the host's copy, or else by waiting for the GPU's."""
+    return int(query_start.diff().max()) if query_lens is None else max(query_lens)
 
 
 def choose_launch(num_rows: int, group: int, head_size: int, dtype: torch.dtype) -> Launch:

@@ -20,6 +20,9 @@ Sources: PagedAttention (Kwon et al., SOSP 2023, section 4.3); online softmax an
 (Dao et al., 2022), splits of the context as in Flash-Decoding (Dao et al., 2023).
 """
 
+# ruff: noqa: PLR0913, PLR0917 (a kernel takes its pointers, strides and constants one by one)
+# mypy: disable-error-code="no-untyped-def"
+
 import triton
 import triton.language as tl
 
@@ -47,16 +50,17 @@ def store_kv_kernel(
     """Program t copies K and V of token t into slot `slot_ptr[t]`; a negative slot stores nothing."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + token)  # scalar int64
-    if slot >= 0:
-        head = tl.arange(0, HP)[:, None]  # [HP, 1]
-        lane = tl.arange(0, DP)[None, :]  # [1, DP]
-        mask = (head < NUM_HEADS) & (lane < HEAD_SIZE)  # [HP, DP]
-        k = tl.load(k_ptr + token * stride_k_token + head * stride_k_head + lane, mask=mask)  # [HP, DP]
-        v = tl.load(v_ptr + token * stride_v_token + head * stride_v_head + lane, mask=mask)  # [HP, DP]
-        start = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot  # scalar int64
-        target = start + head * stride_head + lane  # [HP, DP] int64
-        tl.store(k_cache_ptr + target, k, mask=mask)
-        tl.store(v_cache_ptr + target, v, mask=mask)
+    if slot < 0:
+        return
+    head = tl.arange(0, HP)[:, None]  # [HP, 1]
+    lane = tl.arange(0, DP)[None, :]  # [1, DP]
+    mask = (head < NUM_HEADS) & (lane < HEAD_SIZE)  # [HP, DP]
+    k = tl.load(k_ptr + token * stride_k_token + head * stride_k_head + lane, mask=mask)  # [HP, DP]
+    v = tl.load(v_ptr + token * stride_v_token + head * stride_v_head + lane, mask=mask)  # [HP, DP]
+    start = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot  # scalar int64
+    target = start + head * stride_head + lane  # [HP, DP] int64
+    tl.store(k_cache_ptr + target, k, mask=mask)
+    tl.store(v_cache_ptr + target, v, mask=mask)
 
 
 @triton.jit
@@ -87,34 +91,36 @@ def paged_attention_simple_kernel(
     i, b, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = (tl.load(query_start_ptr + b) + i).to(tl.int64)
     query_end = tl.load(query_start_ptr + b + 1)
-    if token < query_end:
-        own = tl.load(seq_lens_ptr + b) - query_end + token  # the query's own position
-        first = 0 if WINDOW == 0 else tl.maximum(own - WINDOW + 1, 0)  # the oldest position it sees
-        lane = tl.arange(0, DP)  # [DP]
-        in_head = lane < HEAD_SIZE  # [DP]
-        q_row = q_ptr + token * stride_q_token + h * stride_q_head
-        q = tl.load(q_row + lane, mask=in_head, other=0).to(tl.float32) * scale_log2  # [DP]
-        running_max = -float("inf")
-        total = 0.0
-        acc = tl.zeros([DP], dtype=tl.float32)  # [DP]
-        for start in range(first // BLOCK_SIZE * BLOCK_SIZE, own + 1, BLOCK_SIZE):
-            block = tl.load(block_tables_ptr + b * stride_table + start // BLOCK_SIZE)  # scalar
-            offset = tl.arange(0, BLOCK_SIZE)  # [bs]
-            seen = (start + offset <= own) & (start + offset >= first)  # [bs]
-            source = block.to(tl.int64) * stride_block + offset * stride_slot + h // G * stride_head  # [bs]
-            tile = source[:, None] + lane[None, :]  # [bs, DP]
-            mask = seen[:, None] & in_head[None, :]  # [bs, DP]
-            k = tl.load(k_cache_ptr + tile, mask=mask, other=0).to(tl.float32)  # [bs, DP]
-            v = tl.load(v_cache_ptr + tile, mask=mask, other=0).to(tl.float32)  # [bs, DP]
-            scores = tl.where(seen, tl.sum(q[None, :] * k, axis=1), -float("inf"))  # [bs]
-            new_max = tl.maximum(running_max, tl.max(scores, axis=0))  # finite: each block has a seen position
-            weights = tl.exp2(scores - new_max)  # [bs]
-            shrink = tl.exp2(running_max - new_max)
-            acc = acc * shrink + tl.sum(weights[:, None] * v, axis=0)  # [DP]
-            total = total * shrink + tl.sum(weights, axis=0)
-            running_max = new_max
-        out_row = out_ptr + token * stride_out_token + h * stride_out_head
-        tl.store(out_row + lane, acc / total, mask=in_head)
+    if token >= query_end:
+        return
+    own = tl.load(seq_lens_ptr + b) - query_end + token  # the query's own position
+    first = 0 if WINDOW == 0 else tl.maximum(own - WINDOW + 1, 0)  # the oldest position it sees
+    lane = tl.arange(0, DP)  # [DP]
+    in_head = lane < HEAD_SIZE  # [DP]
+    q_row = q_ptr + token * stride_q_token + h * stride_q_head
+    q = tl.load(q_row + lane, mask=in_head, other=0).to(tl.float32) * scale_log2  # [DP]
+    running_max = -float("inf")
+    total = 0.0
+    acc = tl.zeros([DP], dtype=tl.float32)  # [DP]
+    for start in range(first // BLOCK_SIZE * BLOCK_SIZE, own + 1, BLOCK_SIZE):
+        # block_table[position // block_size]: here memory is paged, all else is attention.
+        block = tl.load(block_tables_ptr + b * stride_table + start // BLOCK_SIZE)  # scalar
+        offset = tl.arange(0, BLOCK_SIZE)  # [bs]
+        seen = (start + offset <= own) & (start + offset >= first)  # [bs]
+        source = block.to(tl.int64) * stride_block + offset * stride_slot + h // G * stride_head  # [bs]
+        tile = source[:, None] + lane[None, :]  # [bs, DP]
+        mask = seen[:, None] & in_head[None, :]  # [bs, DP]
+        k = tl.load(k_cache_ptr + tile, mask=mask, other=0).to(tl.float32)  # [bs, DP]
+        v = tl.load(v_cache_ptr + tile, mask=mask, other=0).to(tl.float32)  # [bs, DP]
+        scores = tl.where(seen, tl.sum(q[None, :] * k, axis=1), -float("inf"))  # [bs]
+        new_max = tl.maximum(running_max, tl.max(scores, axis=0))  # finite: something is seen in each block
+        weights = tl.exp2(scores - new_max)  # [bs]
+        shrink = tl.exp2(running_max - new_max)
+        acc = acc * shrink + tl.sum(weights[:, None] * v, axis=0)  # [DP]
+        total = total * shrink + tl.sum(weights, axis=0)
+        running_max = new_max
+    out_row = out_ptr + token * stride_out_token + h * stride_out_head
+    tl.store(out_row + lane, acc / total, mask=in_head)
 
 
 @triton.jit
@@ -148,49 +154,50 @@ def paged_attention_tile_kernel(
     DP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Program (tile and split, kv head, b): ROWS // G query tokens x G heads over one split of the context."""
+    """Program (tile and split, kv head, b): ROWS // G query tokens x G heads over a split of the context."""
     split, tile = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     kv_head, b = tl.program_id(1), tl.program_id(2)
     query_begin = tl.load(query_start_ptr + b)
     num_queries = tl.load(query_start_ptr + b + 1) - query_begin
     first_query = tile * (ROWS // G)
-    if first_query < num_queries:
-        row = tl.arange(0, ROWS)  # [ROWS]
-        query = first_query + row // G  # [ROWS], which query token of the sequence
-        live = (row < ROWS // G * G) & (query < num_queries)  # [ROWS]
-        token = (query_begin + query).to(tl.int64)  # [ROWS]
-        head = kv_head * G + row % G  # [ROWS]
-        lane = tl.arange(0, DP)  # [DP]
-        in_head = lane < HEAD_SIZE  # [DP]
-        tile_mask = live[:, None] & in_head[None, :]  # [ROWS, DP]
-        source = token * stride_q_token + head * stride_q_head  # [ROWS]
-        q = tl.load(q_ptr + source[:, None] + lane[None, :], mask=tile_mask, other=0)  # [ROWS, DP]
-        before = tl.load(seq_lens_ptr + b) - num_queries  # positions before the first query of the sequence
-        last_query = tl.minimum(first_query + ROWS // G, num_queries) - 1
-        begin, end = split_range(before + first_query, before + last_query, split, WINDOW, SPLITS, KEYS)
-        acc, running_max, total = attend_range(
-            q.to(tl.float32) if UPCAST else q,
-            before + query,
-            begin,
-            end,
-            k_cache_ptr + kv_head * stride_head,
-            v_cache_ptr + kv_head * stride_head,
-            block_tables_ptr + b * stride_table,
-            scale_log2,
-            stride_block,
-            stride_slot,
-            HEAD_SIZE,
-            BLOCK_SIZE,
-            WINDOW,
-            KEYS,
-        )
-        total_safe = tl.where(total == 0, 1.0, total)  # [ROWS], an empty split has the sum 0
-        target = split * stride_out_split + token * stride_out_token + head * stride_out_head  # [ROWS]
-        tl.store(out_ptr + target[:, None] + lane[None, :], acc / total_safe[:, None], mask=tile_mask)
-        if SPLITS > 1:
-            num_heads = tl.num_programs(1) * G
-            lse = tl.where(total == 0, -float("inf"), running_max + tl.log2(total_safe))  # [ROWS]
-            tl.store(lse_ptr + (split * num_tokens + token) * num_heads + head, lse, mask=live)
+    if first_query >= num_queries:
+        return
+    row = tl.arange(0, ROWS)  # [ROWS]
+    query = first_query + row // G  # [ROWS], which query token of the sequence
+    live = (row < ROWS // G * G) & (query < num_queries)  # [ROWS]
+    token = (query_begin + query).to(tl.int64)  # [ROWS]
+    head = kv_head * G + row % G  # [ROWS]
+    lane = tl.arange(0, DP)  # [DP]
+    in_head = lane < HEAD_SIZE  # [DP]
+    tile_mask = live[:, None] & in_head[None, :]  # [ROWS, DP]
+    source = token * stride_q_token + head * stride_q_head  # [ROWS]
+    q = tl.load(q_ptr + source[:, None] + lane[None, :], mask=tile_mask, other=0)  # [ROWS, DP]
+    before = tl.load(seq_lens_ptr + b) - num_queries  # positions before the first query of the sequence
+    last_query = tl.minimum(first_query + ROWS // G, num_queries) - 1
+    begin, end = split_range(before + first_query, before + last_query, split, WINDOW, SPLITS, KEYS)
+    acc, running_max, total = attend_range(
+        q.to(tl.float32) if UPCAST else q,
+        before + query,
+        begin,
+        end,
+        k_cache_ptr + kv_head * stride_head,
+        v_cache_ptr + kv_head * stride_head,
+        block_tables_ptr + b * stride_table,
+        scale_log2,
+        stride_block,
+        stride_slot,
+        HEAD_SIZE,
+        BLOCK_SIZE,
+        WINDOW,
+        KEYS,
+    )
+    total_safe = tl.where(total == 0, 1.0, total)  # [ROWS], an empty split has the sum 0
+    target = split * stride_out_split + token * stride_out_token + head * stride_out_head  # [ROWS]
+    tl.store(out_ptr + target[:, None] + lane[None, :], acc / total_safe[:, None], mask=tile_mask)
+    if SPLITS > 1:
+        num_heads = tl.num_programs(1) * G
+        lse = tl.where(total == 0, -float("inf"), running_max + tl.log2(total_safe))  # [ROWS]
+        tl.store(lse_ptr + (split * num_tokens + token) * num_heads + head, lse, mask=live)
 
 
 @triton.jit
@@ -237,6 +244,7 @@ def attend_range(
     for start in range(begin, end, KEYS):
         position = start + tl.arange(0, KEYS)  # [KEYS]
         inside = position < end  # [KEYS]
+        # block_table[position // block_size], for each position of the step
         block = tl.load(block_table + position // BLOCK_SIZE, mask=inside, other=0)  # [KEYS]
         source = block.to(tl.int64) * stride_block + position % BLOCK_SIZE * stride_slot  # [KEYS] int64
         k_mask = in_head[:, None] & inside[None, :]  # [DP, KEYS]
@@ -249,7 +257,7 @@ def attend_range(
             seen = seen & (position[None, :] > row_position[:, None] - WINDOW)
         scores = tl.where(seen, scores, -float("inf"))  # [ROWS, KEYS]
         new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [ROWS]
-        # A row that has seen nothing yet keeps the maximum -inf, and -inf minus -inf is NaN: subtract 0 there.
+        # A row that has seen nothing yet has the maximum -inf, and -inf minus -inf is NaN: subtract 0 there.
         shift = tl.where(new_max == -float("inf"), 0.0, new_max)  # [ROWS]
         weights = tl.exp2(scores - shift[:, None])  # [ROWS, KEYS]
         shrink = tl.exp2(running_max - shift)  # [ROWS]

@@ -55,7 +55,7 @@ class Recorder:
 
 
 def record(dtype: torch.dtype, head_size: int, window: int | None) -> list[tuple[str, Any, tuple, dict]]:
-    """What the host functions launch for a store, a decode (whole and split), a prompt, and the simple kernel."""
+    """What the host functions launch for a store, the simple kernel, a prompt, a decode and a split one."""
     launches: list = []
     for name in KERNELS:
         setattr(kernels, name, Recorder(getattr(kernels, name), launches))
@@ -124,13 +124,14 @@ def compile_launch(kernel: Any, args: tuple, kwargs: dict, target: GPUTarget) ->
 
 
 def main(target: str, head_size: int) -> None:
-    """Compile all kernels for one target and head size, in float16 and bfloat16, with and without a window."""
+    """Compile all kernels for one target and head size: float16 without a window, bfloat16 with one."""
     real = {name: getattr(kernels, name) for name in KERNELS}
     kernels.ON_AMD = TARGETS[target].backend == "hip"
     for dtype, window in ((torch.float16, None), (torch.bfloat16, 128)):
         for label, kernel, args, kwargs in record(dtype, head_size, window):
             used = compile_launch(kernel, args, kwargs, TARGETS[target])
-            print(json.dumps({"launch": label, "dtype": str(dtype), "window": window, **used}), flush=True)
+            about = {"launch": label, "dtype": str(dtype), "window": window, "head_size": head_size}
+            print(json.dumps(about | used), flush=True)
         for name, kernel in real.items():
             setattr(kernels, name, kernel)
 

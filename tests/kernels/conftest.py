@@ -1,8 +1,8 @@
 """Which kernels the tests of this folder run, and where.
 
 Triton decides between compiler and interpreter when it is first imported, and other tests of the same session
-may import it.  So the interpreter has a session of its own: `test_triton_compilers.py` starts pytest on this folder
-once more with TRITON_INTERPRET=1, and there only "triton" runs, on thinned cases.
+may import it.  So the interpreter has sessions of its own: `test_triton_compilers.py` starts pytest on this
+folder once more with TRITON_INTERPRET=1, and there only "triton" runs, on thinned cases.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ needs_gpu = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `kernel` runs once for each kernel of this session, one with `triton_kernel` for that."""
+    """A test that takes `kernel` runs for each kernel of this session, `triton_kernel` only for that one."""
     triton = pytest.param("triton", marks=() if INTERPRETED else needs_gpu)
     if "kernel" in metafunc.fixturenames:
-        metafunc.parametrize("kernel", [triton] if INTERPRETED else ["reference", "cpu", triton], indirect=True)
+        names = [triton] if INTERPRETED else ["reference", "cpu", triton]
+        metafunc.parametrize("kernel", names, indirect=True)
     if "triton_kernel" in metafunc.fixturenames:
         metafunc.parametrize("triton_kernel", [triton], indirect=True)
 

@@ -132,18 +132,21 @@ class Paged:
             self.slots.append(torch.from_numpy(slots).to(tested.device))
         self.kernel.store_kv(torch.cat(self.k), torch.cat(self.v), *self.caches, torch.cat(self.slots))
 
-    def attend(self, **more: object) -> torch.Tensor:
-        """What the kernel makes of it: `[T, Hq, D]`."""
-        known = {"query_lens": self.query_lens, "context_lens": self.context_lens, "window": self.case.window}
-        return self.kernel.paged_attention(
-            self.q,
-            *self.caches,
-            self.tables,
-            self.query_start,
-            self.seq_lens,
-            self.case.head_size**-0.5,
-            **{**known, **more},
-        )
+    def attend(self, **changed: object) -> torch.Tensor:
+        """What the kernel makes of it, or of some other arguments: `[T, Hq, D]`."""
+        arguments = {
+            "q": self.q,
+            "k_cache": self.caches[0],
+            "v_cache": self.caches[1],
+            "block_tables": self.tables,
+            "query_start": self.query_start,
+            "seq_lens": self.seq_lens,
+            "scale": self.case.head_size**-0.5,
+            "window": self.case.window,
+            "query_lens": self.query_lens,
+            "context_lens": self.context_lens,
+        }
+        return self.kernel.paged_attention(**{**arguments, **changed})
 
     def expected(self) -> np.ndarray:
         """The same in float64, one query and one head at a time over K/V in one piece: `[T, Hq, D]`."""

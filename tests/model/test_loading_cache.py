@@ -69,14 +69,14 @@ def test_failed_build_leaves_nothing(root: Path) -> None:
         (folder / "half").write_text("half")
         raise ModelError("wrong sha256")
 
-    with pytest.raises(ModelError, match="^wrong sha256$"):
+    with pytest.raises(ModelError, match=r"^wrong sha256$"):
         build_once("model", fail)
     assert entries(root) == []
     assert (build_once("model", whole) / "rest").is_file()
 
 
 def test_killed_build_is_cleaned_up(root: Path) -> None:
-    """kill -9 in the middle: no entry, and the next start makes a whole one."""
+    """Killed in the middle (SIGKILL): no entry, and the next start makes a whole one."""
     process = start_builder()
     process.kill()
     process.wait()

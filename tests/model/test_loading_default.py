@@ -1,4 +1,4 @@
-"""The default model as it comes out of the cache: real answers, its tokenizer, its cost in time and memory."""
+"""The default model out of the cache: real answers, its tokenizer, its cost in time and memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folder() -> Path:
 
 
 def test_folder_is_an_ordinary_one(folder: Path) -> None:
-    """transformers needs no GGUF reader for it, and finds nothing missing or left over."""
+    """No GGUF reader is needed for it, and transformers finds nothing missing or left over."""
     model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert model.dtype == torch.bfloat16
     assert not info["missing_keys"]

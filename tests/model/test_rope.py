@@ -69,7 +69,7 @@ def test_rotated_heads_equal_transformers_bit_for_bit(variant, dtype):
     cos, sin = LlamaRotaryEmbedding(hf_config)(heads, positions[None])
     theirs, _ = apply_rotary_pos_emb(heads.transpose(0, 1)[None], heads.transpose(0, 1)[None], cos, sin)
     inv_freq = torch.tensor(config.rope_inv_freq)
-    ours = rotate(heads, *cos_and_signed_sin(positions, inv_freq, config.rope_scale, dtype))
+    ours = rotate(qkv.flatten(1), 7, *cos_and_signed_sin(positions, inv_freq, config.rope_scale, dtype))
     assert ours.dtype == dtype
     assert torch.equal(ours, theirs[0].transpose(0, 1))
 
@@ -80,7 +80,7 @@ def test_scores_depend_on_distance_only():
     inv_freq = torch.tensor([1e4 ** (-i / 8) for i in range(8)])
 
     def turn(head: torch.Tensor, position: int) -> torch.Tensor:
-        return rotate(head, *cos_and_signed_sin(torch.tensor([position]), inv_freq, 1.0, torch.float64))
+        return rotate(head[0], 1, *cos_and_signed_sin(torch.tensor([position]), inv_freq, 1.0, torch.float64))
 
     assert turn(q, 77).norm() == pytest.approx(q.norm().item(), rel=1e-6)
     near, far = (turn(q, 9) * turn(k, 4)).sum(), (turn(q, 905) * turn(k, 900)).sum()

@@ -98,7 +98,7 @@ def test_chat_template_survives_the_folder(tmp_path: Path) -> None:
 
 
 def test_by_name_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "tiny-llama" is made once; another seed is another folder."""
+    """A name is made once; another seed is another folder."""
     monkeypatch.setenv("SIXSTAGE_CACHE", str(tmp_path))
     first = resolve("tiny-llama")
     changed = (first / "model.safetensors").stat().st_mtime_ns

@@ -60,6 +60,16 @@ def test_tiny_temperature(temperature: float, dtype: torch.dtype, cut: dict) -> 
         assert one(logits.to(dtype), uniform, temperature=temperature, **cut) == 41
 
 
+def test_tiny_temperature_keeps_small_differences() -> None:
+    """B86: 20 and 20 - 2^-19 at temperature 1e-5 are .547 and .453: the maximum goes before the division.
+
+    Divided first, both would be rounded to multiples of 0.125 near 2,000,000.  And 1e34 would overflow.
+    """
+    share = points_that_give(0, [20.0, 20.0 - 2**-19], temperature=1e-5)
+    assert share == pytest.approx(1 / (1 + math.exp(-(2**-19) / 1e-5)), abs=0.002)
+    assert one([0.0, 1e34, 0.0], temperature=1e-5) == 1
+
+
 @pytest.mark.parametrize("temperature", [1e30, 1e300])
 def test_huge_temperature(temperature: float) -> None:
     """B86, the other end: a temperature beyond float32 makes the row flat, and masked tokens stay masked."""
@@ -114,6 +124,15 @@ def test_draw_at_the_ends_of_a_one_hot_row(uniform: float, fields: dict, hot: in
     logits = torch.full((32_000,), -torch.inf)
     logits[hot] = 3.0
     assert one(logits, uniform, **fields) == hot
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.999}, {"min_p": 1e-3}], ids=str)
+def test_draw_at_the_end_of_a_masked_tail(fields: dict) -> None:
+    """B91: the last tokens of a block have no weight, and its sums round differently: none is drawn."""
+    for seed in range(40):
+        logits = torch.randn(512, generator=torch.Generator().manual_seed(seed))
+        logits[200:256] = logits[450:] = -torch.inf
+        assert logits[one(logits, ALMOST_ONE, **fields)].isfinite()
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"top_k": 100}], ids=str)

@@ -117,8 +117,8 @@ def test_preemption_takes_the_youngest_and_admits_nobody():
     c = desk.add("C", 1)
     while not desk.scheduler.num_preemptions:
         got = desk.step()
-    assert b.num_preemptions + c.num_preemptions == desk.scheduler.num_preemptions
-    assert a.num_preemptions == 0
+    assert b.counters.preemptions + c.counters.preemptions == desk.scheduler.num_preemptions
+    assert a.counters.preemptions == 0
     assert set(got) <= {"A", "B"}
     assert desk.scheduler.running[0] is a
     assert desk.names(desk.scheduler.sequences()) in ("ABC", "AB", "ACB")
@@ -131,7 +131,7 @@ def test_the_preempted_stands_before_all_that_came_later():
     b = desk.add("B", 4, answer=9)
     desk.step()
     desk.add("C", 1, answer=1)
-    while b.num_preemptions == 0:
+    while b.counters.preemptions == 0:
         desk.step()
     known = len(b.token_ids)
     assert b.num_computed_tokens == 0
@@ -187,7 +187,7 @@ def test_priority_policy():
     tight.add("high", 4, answer=9, priority=0)
     while not tight.scheduler.num_preemptions:
         tight.step()
-    assert low.num_preemptions == 1
+    assert low.counters.preemptions == 1
 
 
 def test_budget_below_the_batch_is_refused():

@@ -47,7 +47,7 @@ def byte_level() -> Tokenizer:
         vocab_size=340, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(CORPUS, trainer)
-    backend.add_tokens(["<tool>"])  # an added token that is not special
+    backend.add_tokens(["<tool>", "<世>"])  # added tokens that are not special, one outside the byte alphabet
     return wrap(backend)
 
 

@@ -156,6 +156,15 @@ def test_special_tokens_are_skipped_or_kept(any_tokenizer: Tokenizer) -> None:
     assert "".join(deltas_of(any_tokenizer, [ids], [], False)) == "the<|end|>"
 
 
+def test_added_tokens_are_text(byte_level: Tokenizer, full_decode: Decode) -> None:
+    """Also one that is spelled with characters that no byte stands for."""
+    ids = byte_level.encode("the<tool>cat<世>")
+    assert set(byte_level.hf.convert_tokens_to_ids(["<tool>", "<世>"])) <= set(ids)
+    assert (
+        "".join(deltas_of(byte_level, [ids], [], True)) == full_decode(byte_level, ids) == "the<tool>cat<世>"
+    )
+
+
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
 @pytest.mark.parametrize("filler", ["words", "lone bytes", "runs of bytes"])
 def test_time_is_linear(name: str, filler: str, request: pytest.FixtureRequest) -> None:

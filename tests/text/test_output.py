@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.errors import InvalidValue
 from common.output import OutputProcessor, RequestOutput
-from common.protocol import FinishReason, Logprob, Request, StepOutput
+from common.protocol import Counters, FinishReason, Logprob, Request, StepOutput
 from common.sampling_params import SamplingParams
 from common.tokenizer import Tokenizer
 
@@ -193,17 +193,34 @@ def test_an_abort_reaches_every_answer(pairs: Tokenizer) -> None:
     processor.add(Request("r", (5,), SamplingParams(n=3, stop="CDX")))
     ab, cd = pairs.encode("ABCD")
     processor.process(
-        [StepOutput("r", 1, (ab,), LENGTH), StepOutput("r", 0, (ab, cd)), StepOutput("r", 2, (ab,))]
+        [
+            StepOutput("r", 1, (ab,), LENGTH, counters=Counters(forwards=1)),
+            StepOutput("r", 0, (ab, cd), counters=Counters(forwards=2)),
+            StepOutput("r", 2, (ab,), counters=Counters(forwards=3)),
+        ]
     )
     output = processor.abort("r")
     assert output is not None
     assert [(o.text, o.finish_reason) for o in output.outputs] == [
         ("ABCD", "abort"), ("AB", "length"), ("AB", "abort")]  # fmt: skip
     assert output.finished
+    assert output.counters.forwards == 6
     assert "r" not in processor
     assert processor.abort("r") is None
     assert processor.process([StepOutput("r", 0, (cd,))]) == ([], [])
     processor.add(Request("r", (5,), SamplingParams()))  # the id may be used again
+
+
+def test_nothing_follows_an_end(pairs: Tokenizer) -> None:
+    """Row B31: words on an ended answer are late while another still runs; they change nothing."""
+    processor = OutputProcessor(pairs)
+    processor.add(Request("r", (5,), SamplingParams(n=2, stop="B")))
+    ab, cd = pairs.encode("ABCD")
+    _, to_abort = processor.process([StepOutput("r", 0, (ab,))])
+    assert to_abort == [("r", 0)]
+    assert processor.process([StepOutput("r", 0, (cd,)), StepOutput("r", 0, (), ABORT)]) == ([], [])
+    [output], _ = processor.process([StepOutput("r", 1, (cd,), LENGTH)])
+    assert [(o.text, o.finish_reason) for o in output.outputs] == [("A", "stop"), ("CD", "length")]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -227,7 +244,9 @@ def test_log_probabilities_follow_their_tokens(pairs: Tokenizer) -> None:
     processor = OutputProcessor(pairs)
     processor.add(Request("r", (5, 6), SamplingParams(logprobs=1, prompt_logprobs=0, stop="DE")))
     prompt_rows = (None, {6: Logprob(-2.0, 3)})
-    step = StepOutput("r", 0, tuple(ids), logprobs=rows, prompt_logprobs=prompt_rows, num_cached_tokens=1)
+    step = StepOutput(
+        "r", 0, tuple(ids), logprobs=rows, prompt_logprobs=prompt_rows, counters=Counters(cached_tokens=1)
+    )
     [output], to_abort = processor.process([step])
     answer = output.outputs[0]
     assert answer.logprobs == list(rows[:3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.stop_strings import StopStrings
@@ -29,6 +29,7 @@ def could_become_a_stop(text: str, stops: list[str]) -> int:
     )
 
 
+@settings(max_examples=400)
 @given(pieces=PIECES, stops=st.lists(LETTERS, max_size=3), include=st.booleans(), early=st.integers(0, 3))
 def test_equals_a_search_of_the_whole_text(
     pieces: list[str], stops: list[str], include: bool, early: int
@@ -71,6 +72,12 @@ def test_pieces_and_the_order_of_the_strings_do_not_matter(
 def test_the_first_to_be_complete_wins_then_the_longest() -> None:
     assert StopStrings(["BCDE", "CD"]).push("ABCDE") == ("AB", "CD")
     assert StopStrings(["CD", "BCD"]).push("ABCDE") == ("A", "BCD")
+
+
+def test_a_broken_start_may_hold_the_real_one() -> None:
+    """After "aa" of "aab", another "a" does not begin from nothing."""
+    assert StopStrings(["aab"]).push("aaab") == ("a", "aab")
+    assert StopStrings(["ababc"]).push("abababc") == ("ab", "ababc")
 
 
 def test_a_repetitive_string_costs_linear_time() -> None:

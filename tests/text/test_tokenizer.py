@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from common.errors import InvalidValue, ModelError
@@ -51,8 +53,6 @@ def test_a_saved_truncation_is_not_used(pairs: Tokenizer) -> None:
     backend = Backend.from_str(pairs.hf.backend_tokenizer.to_str())
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
     again = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
     assert again.encode("ABCDEFG") == pairs.encode("ABCDEFG")
 
@@ -64,6 +64,16 @@ def test_chat_template(pairs: Tokenizer) -> None:
     going_on = [*HELLO, {"role": "assistant", "content": "CD"}]
     ids = pairs.apply_chat_template(going_on, add_generation_prompt=False, continue_final_message=True)
     assert pairs.decode(ids, skip_special_tokens=False).endswith("assistant\nCD")
+
+
+def test_a_chat_template_writes_its_own_special_tokens(pairs: Tokenizer) -> None:
+    """A tokenizer that puts one before every text must not put a second one before a conversation."""
+    backend = Backend.from_str(pairs.hf.backend_tokenizer.to_str())
+    backend.post_processor = TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 1)])
+    bos = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=pairs.hf.chat_template))
+    assert bos.encode("AB") == [1, *pairs.encode("AB")]
+    assert bos.encode("AB", add_special_tokens=False) == pairs.encode("AB")
+    assert bos.apply_chat_template(HELLO) == pairs.apply_chat_template(HELLO)
 
 
 def test_no_chat_template(byte_level: Tokenizer) -> None:
@@ -148,8 +158,6 @@ def test_a_decoder_whose_text_cannot_be_streamed_is_refused() -> None:
 
 
 def _empty_tokenizer(decoder: decoders.Decoder | None = None) -> Tokenizer:
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
     backend = Backend(models.BPE())
     backend.decoder = decoder or decoders.ByteLevel()
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))

@@ -13,11 +13,11 @@ from common.bench.record import Run
 from common.course.pictures.palette import (
     INK,
     RESERVED_ALPHA,
-    RESERVED_HATCH,
     dress,
     legend,
     new_figure,
     request_colors,
+    reserved,
 )
 
 
@@ -77,14 +77,12 @@ def kv_growth(run: Run, request_id: str, title: str = "", index: int = 0) -> Fig
     color = request_colors([request_id])[request_id]
     for row, part in enumerate(parts):
         known = part.context - part.num_new
-        axes.barh(row, known, height=0.85, facecolor=color, alpha=RESERVED_ALPHA, hatch=RESERVED_HATCH,
-                  edgecolor=color, linewidth=0)  # fmt: skip
+        axes.barh(row, known, height=0.85, **reserved(color))
         axes.barh(row, part.num_new, left=known, height=0.85, color=color)
     axes.set_xlim(0, longest)
     axes.set_ylim(len(parts) - 0.5, -0.5)
     dress(axes, title, "position in the sequence", "forward")
-    cached = Patch(facecolor=color, alpha=RESERVED_ALPHA + 0.2, hatch=RESERVED_HATCH)
-    cached.set_label("K/V read from the cache")
+    cached = Patch(label="K/V read from the cache", **reserved(color))
     legend(figure, [Patch(facecolor=color, label="computed in this forward"), cached])
     return figure
 

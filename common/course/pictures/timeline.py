@@ -13,12 +13,11 @@ from common.bench.record import Key, Run, StepRecord
 from common.course.pictures.palette import (
     FAINT,
     INK,
-    RESERVED_ALPHA,
-    RESERVED_HATCH,
     dress,
     legend,
     new_figure,
     request_colors,
+    reserved,
 )
 
 MIB = 1 << 20
@@ -54,8 +53,7 @@ def memory_map(run: Run, title: str = "") -> Figure:
     for place, stay in _stays(run.steps):
         _draw_stay(axes, place[2], stay, colors[place[0]])
     _bytes_axis(axes, run.steps[0].usage.bytes_per_token)
-    hatched = Patch(facecolor=FAINT, alpha=RESERVED_ALPHA + 0.2, hatch=RESERVED_HATCH)
-    hatched.set_label("reserved: empty, or its request has ended")
+    hatched = Patch(label="reserved: empty, or its request has ended", **reserved(FAINT))
     free = Patch(facecolor="none", edgecolor=FAINT, label="free")
     legend(figure, [Patch(facecolor=FAINT, label="holds a token's K/V"), hatched, free])
     return figure
@@ -143,9 +141,8 @@ def _stays(steps: Seq[StepRecord]) -> list[tuple[Place, Stay]]:
 def _draw_stay(axes: Axes, start: int, stay: Stay, color: str) -> None:
     """Used slots in full colour from the start slot up, the rest of the reservation hatched above them."""
     x = np.arange(stay[0][0], stay[-1][0] + 2)  # each forward is one unit wide
-    used, reserved = (np.array([*(row[i] for row in stay), stay[-1][i]]) for i in (1, 2))
-    axes.fill_between(x, start + used, start + reserved, step="post", facecolor=color, edgecolor=color,
-                      alpha=RESERVED_ALPHA, hatch=RESERVED_HATCH, linewidth=0)  # fmt: skip
+    used, size = (np.array([*(row[i] for row in stay), stay[-1][i]]) for i in (1, 2))
+    axes.fill_between(x, start + used, start + size, step="post", **reserved(color))
     axes.fill_between(x, start, start + used, step="post", facecolor=color, linewidth=0)
     axes.hlines(start, x[0], x[-1], color=INK, linewidth=0.25)
 

@@ -1,0 +1,153 @@
+"""The report of `sixstage bench batching`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.bench.environment import describe
+from common.bench.record import Run
+from common.bench.report import Picture, Report, Section, Table, human_bytes
+from common.course.pictures import budget_curve, slot_timeline
+
+AT_ONCE = (
+    "All requests are there from the start. A static batch lasts as long as its longest answer; places whose "
+    "answer has ended stay idle until then. Occupancy is the share of places that computed something, over the "
+    "forwards during which requests waited: without a queue nobody could have taken the place."
+)
+ARRIVING = (
+    "Requests come at {rate:.2f} per second, {load} of what the continuous stage serves when all are there at "
+    "once. TTFT counts from the arrival, queueing included; TPOT is the time per further token."
+)
+TIMELINE = (
+    "Seven requests, three places, the same answers. Left to right are forwards. Where A ends, the static batch "
+    "leaves its place idle until the slowest member is done; the continuous one gives it to the next in the queue "
+    "in the very next forward."
+)
+BUDGET = (
+    "Eight users are being answered when somebody sends a prompt of {prompt} tokens. With a large budget the "
+    "prompt is computed in one forward and everyone waits for it; with a small one it comes in chunks beside "
+    "their tokens, and its own first token comes later."
+)
+LOSES = (
+    "A budget below the knee costs the long prompt more than it gives the others: every chunk is a forward that "
+    "reads all weights again. And at low load there is nothing to gain: a lone request runs alone in any stage."
+)
+NAMES = {"at_once": "All at once", "poisson": "Poisson arrivals", "burst": "Bursts of eight"}
+
+
+def batching_report(results: Mapping[str, Any], timelines: Mapping[str, Run]) -> Report:
+    """Put what `common.bench.batching.run` returns, and the recorded timelines, into a report."""
+    env = results["environment"]
+    sections = [Section(NAMES["at_once"], (AT_ONCE,), _speed(results["at_once"]["stages"]))]
+    for kind in ("poisson", "burst"):
+        text = ARRIVING.format(rate=results[kind]["requests_per_s"], load="four fifths")
+        sections.append(Section(NAMES[kind], (text,), _waiting(results[kind]["stages"])))
+    pictures = [_timeline(name, run, results["timeline"][name]) for name, run in timelines.items()]
+    sections.append(Section("Who sits where", (TIMELINE,), _order(results["timeline"]), pictures))
+    budgets = results["budgets"]
+    text = BUDGET.format(prompt=budgets["prompt_tokens"])
+    sections.append(
+        Section("The token budget", (text,), _budgets(budgets["by_budget"]), (_curve(budgets["by_budget"]),))
+    )
+    sections.append(Section("Where it loses", (LOSES,)))
+    footer = (
+        f"{env['num_requests']} requests of workload '{env['workload']}', at most {env['max_num_seqs']} at once, "
+        f"{human_bytes(env['kv_bytes'])} of KV memory, {env['model']}, {env['dtype']}. {describe(env)}. "
+        f"Trace sha256 {env['trace_hash'][:16]}."
+    )
+    return Report("The batch, decided anew at every step", _lead(results), sections, footer, dict(results))
+
+
+def _lead(results: Mapping[str, Any]) -> str:
+    stages = {name: stage["median"] for name, stage in results["at_once"]["stages"].items()}
+    last = list(stages)[-1]
+    speed = stages[last]["output_tok_s"]
+    times = ", ".join(
+        f"{speed / figures['output_tok_s']:.1f} times the tokens of {name}"
+        for name, figures in stages.items()
+        if name != last
+    )
+    busy = stages[last]["occupancy_while_others_wait"]
+    return f"{last} gives {times}; its places are {busy:.1%} busy while requests wait."
+
+
+def _speed(stages: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, stage in stages.items():
+        figures = stage["median"]
+        rows.append([
+            name,
+            f"{figures['counters']['sequences_finished']:.0f}",
+            f"{figures['output_tok_s']:.1f} ({stage['min']['output_tok_s']:.1f}..{stage['max']['output_tok_s']:.1f})",
+            f"{figures['occupancy_while_others_wait']:.1%}",
+            f"{figures['counters']['forwards']:,.0f}",
+            f"{figures['counters']['idle_slot_steps']:,.0f}",
+            *_times(figures),
+        ])  # fmt: skip
+    columns = ("stage", "requests", "output tok/s", "occupancy", "forwards", "idle slot-steps", *TIMES)
+    return Table(columns, rows)
+
+
+TIMES = tuple(f"{what} {q}" for what in ("TTFT", "TPOT") for q in ("p50", "p95", "p99"))
+
+
+def _times(figures: Mapping[str, Any]) -> list[str]:
+    return [
+        *(f"{figures['ttft_s'][q]:.2f} s" for q in ("p50", "p95", "p99")),
+        *(f"{1e3 * figures['tpot_s'][q]:.0f} ms" for q in ("p50", "p95", "p99")),
+    ]
+
+
+def _waiting(stages: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            name,
+            f"{stage['median']['output_tok_s']:.1f}",
+            f"{stage['median']['running']['mean']:.1f}",
+            *_times(stage["median"]),
+        ]
+        for name, stage in stages.items()
+    ]
+    return Table(("stage", "output tok/s", "running, mean", *TIMES), rows)
+
+
+def _order(timelines: Mapping[str, Any]) -> Table:
+    rows = [
+        [name, f"{t['forwards']}", f"{t['idle_slot_steps']}", f"{t['mean_finish_forward']:.1f}",
+         " ".join(t["finish_order"])]
+        for name, t in timelines.items()
+    ]  # fmt: skip
+    return Table(("stage", "forwards", "idle slot-steps", "mean end, forward", "finish order"), rows)
+
+
+def _timeline(name: str, run: Run, figures: Mapping[str, Any]) -> Picture:
+    words = (
+        f"{name}: three places over {figures['forwards']} forwards, {figures['idle_slot_steps']} of them idle; "
+        f"requests end in the order {' '.join(figures['finish_order'])}"
+    )
+    return Picture(f"timeline-{name}", slot_timeline(run, name), words)
+
+
+def _budgets(by_budget: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            budget,
+            f"{1e3 * figures['itl_p50_s']:.0f} ms",
+            f"{1e3 * figures['itl_max_s']:.0f} ms",
+            f"{figures['ttft_s']:.2f} s",
+            f"{figures['forwards']:.0f}",
+        ]
+        for budget, figures in by_budget.items()
+    ]
+    columns = ("budget, tokens", "others' gap, median", "others' gap, longest", "its first token",
+               "forwards until then")  # fmt: skip
+    return Table(columns, rows)
+
+
+def _curve(by_budget: Mapping[str, Any]) -> Picture:
+    words = "; ".join(
+        f"budget {budget}: others wait at most {1e3 * f['itl_max_s']:.0f} ms, first token after {f['ttft_s']:.2f} s"
+        for budget, f in by_budget.items()
+    )
+    return Picture("budget", budget_curve(by_budget), words)

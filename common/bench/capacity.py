@@ -25,7 +25,7 @@ from rich.console import Console
 
 from common.bench.capacity_report import capacity_report
 from common.bench.environment import environment
-from common.bench.harness import pick_stages, progress, run_stage
+from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.job import Job, run_fresh, run_here
 from common.bench.metrics import summarise
 from common.bench.report import print_report, save
@@ -59,7 +59,7 @@ class Scale:
 
 
 FULL = Scale(400, BLOCK_SIZES, 24, None, CONTEXT, 2 * CONTEXT + 512, 3, True)
-QUICK = Scale(100, (4, 16, 64, 256), 6, 32, 96, 2 * 96 + 24, 1, False)
+QUICK = Scale(200, (4, 16, 64), 6, 32, 96, 2 * 96 + 64, 1, False)
 
 
 def run(
@@ -93,7 +93,7 @@ def run(
     names = [name for name in pick_stages(stages) if name != "stage1_naive"]
     if not names:
         raise InvalidValue("stages", stages, "at least one stage that keeps K/V")
-    console, scale = Console(), QUICK if quick else FULL
+    console, scale = new_console(), QUICK if quick else FULL
     config, compute = read_config(resolve(model)), resolve_dtype(dtype, torch.device("cpu"))
     per_token = config.kv_bytes_per_token(compute)
     base = Job("", model, dtype, num_requests=scale.requests, kv_bytes=kv_bytes or SLOTS * per_token,

@@ -11,7 +11,7 @@ from rich.console import Console
 from common.bench.demo_prompts import PROMPTS
 from common.bench.demo_report import demo_report
 from common.bench.environment import environment, peak_memory_bytes
-from common.bench.harness import pick_stages, progress, run_stage
+from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.metrics import summarise
 from common.bench.parting import find_partings
 from common.bench.record import Run
@@ -63,7 +63,7 @@ def run(
     Raises:
         SixstageError: a value or the model cannot be used, a file cannot be written.
     """
-    names, console = pick_stages(stages), Console()
+    names, console = pick_stages(stages), new_console()
     with console.status(f"loading {model} in {dtype}"):
         loaded, tokenizer = load_model(model, dtype=dtype), load_tokenizer(model)
     prompts, max_tokens = (PROMPTS[:QUICK_PROMPTS], QUICK_MAX_TOKENS) if quick else (PROMPTS, MAX_TOKENS)

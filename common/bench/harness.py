@@ -24,6 +24,12 @@ from common.sampling_params import SamplingParams
 from common.stages import STAGES, find_stage
 
 
+def new_console() -> Console:
+    """The terminal; where there is none (a pipe, a log file), wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
 def pick_stages(stages: Iterable[str | int] | None) -> list[str]:
     """Names of the stages asked for, in the registry's order; None is all of them.
 
@@ -47,6 +53,7 @@ def run_stage(
     on_step: Callable[[list[StepOutput]], None] | None = None,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
     memory_every: int = 1,
+    arrivals: Seq[float] | None = None,
     warm: bool = True,
 ) -> Run:
     """Serve the requests with a fresh engine of this stage and record it.
@@ -55,10 +62,11 @@ def run_stage(
         stage: a name from the registry.
         model: loaded once, shared by the stages.
         config: the engine's.
-        requests: all there from the start.
+        requests: in order of arrival.
         on_step: told what each step brought.
         wrap: puts something around the engine's executor (a script of lengths), or in its place.
         memory_every: see `Recorder`.
+        arrivals: see `Recorder.run`.
         warm: first let another engine of the stage answer something short, so that what happens only once
             in a process (compilation, packing of weights) is not timed.
     """
@@ -67,7 +75,7 @@ def run_stage(
         _warm_up(make(model, config))
     engine = make(model, config)
     engine.executor = wrap(engine.executor)
-    return Recorder(engine, memory_every).run(requests, on_step)
+    return Recorder(engine, memory_every).run(requests, on_step, arrivals)
 
 
 def progress(console: Console) -> Progress:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from common.bench.arrivals import Arrival, arrival_times
 from common.bench.environment import environment, peak_memory_bytes
 from common.bench.harness import run_stage
 from common.bench.metrics import summarise
@@ -32,7 +33,7 @@ OnProgress = Callable[[int, int], None]
 class Job:
     """All that decides a run; two equal jobs do the same work.
 
-    The fields are those of `make_trace`, `load_model` and `EngineConfig`.
+    The fields are those of `make_trace`, `load_model`, `EngineConfig` and `arrival_times`.
     """
 
     stage: str
@@ -50,6 +51,8 @@ class Job:
     block_size: int = 16
     reservation: Reservation = "max_tokens"
     kernel: str = "auto"
+    arrival: Arrival = "at_once"
+    rate: float | None = None  # requests per second, see `arrival_times`
 
     def engine_config(self) -> EngineConfig:
         """The engine's part of the job.
@@ -112,6 +115,7 @@ def run_here(job: Job, on_progress: OnProgress | None = None) -> dict[str, Any]:
         requests,
         on_step=on_step,
         wrap=lambda executor: ScriptedLengths(executor, lengths, model.config),
+        arrivals=arrival_times(job.arrival, len(requests), job.rate, job.seed),
     )
     digest = trace_hash(trace)
     return {

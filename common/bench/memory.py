@@ -68,14 +68,15 @@ def split_steps(run: Run) -> dict[int, Split]:
     future = _Future()
     for number in range(len(run.steps) - 1, -1, -1):
         step = run.steps[number]
+        held, stored = _per_sequence(step)
+        needed = {key: future.most_stored(key, stored[key]) for key in held}
         for part in step.computed:
             future.see((part.request_id, part.index), part.context - part.num_new, part.context)
         if not step.spans:
             continue
-        held, stored = _per_sequence(step)
         alive = [key for key in held if ended_at.get(key, number) >= number]
         states = sum(stored[key] for key in alive)
-        useful = sum(min(future.most_stored(key, stored[key]), held[key]) for key in alive)
+        useful = sum(min(needed[key], held[key]) for key in alive)
         reserved = step.usage.reserved
         free = step.usage.capacity - reserved
         unusable = free if step.head_fits is False else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from common.batch import Scheduled
@@ -71,7 +72,7 @@ class Run:
     steps: list[StepRecord]
     stats: EngineStats
     max_num_seqs: int
-    added: dict[str, float] = field(default_factory=dict)  # request id -> when it was added
+    added: dict[str, float] = field(default_factory=dict)  # request id -> when it came
     token_times: dict[Key, list[float]] = field(default_factory=dict)
     token_ids: dict[Key, list[int]] = field(default_factory=dict)
     finish_reasons: dict[Key, FinishReason] = field(default_factory=dict)
@@ -106,13 +107,18 @@ class Recorder:
         return sampled
 
     def run(
-        self, requests: Iterable[Request], on_step: Callable[[list[StepOutput]], None] | None = None
+        self,
+        requests: Iterable[Request],
+        on_step: Callable[[list[StepOutput]], None] | None = None,
+        arrivals: Seq[float] | None = None,
     ) -> Run:
-        """Serve the requests, all there from the start, to the end.
+        """Serve the requests to the end.
 
         Args:
             requests: added in this order.
             on_step: told what each step brought, for progress bars.
+            arrivals: when each comes, see `drive`; None means that all are there from the start.  A request
+                waits from then on, also while a step keeps it from being added.
 
         Raises:
             InvalidValue: a request can never be served.
@@ -121,10 +127,10 @@ class Recorder:
         run = Run(steps=[], stats=engine.stats, max_num_seqs=engine.config.max_num_seqs)
         engine.executor = self
         try:
-            for request in requests:
-                engine.add_request(request)
-                run.added[request.request_id] = self.clock() - start
-            for outputs in drive(engine):
+            todo = list(requests)
+            for request, arrival in zip(todo, arrivals or [0.0] * len(todo), strict=True):
+                run.added[request.request_id] = arrival
+            for outputs in drive(engine, todo, arrivals):
                 self._note(run, outputs, self.clock() - start)
                 if on_step is not None:
                     on_step(outputs)

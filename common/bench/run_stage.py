@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from common.bench.bench_report import bench_report
-from common.bench.harness import pick_stages, progress
+from common.bench.harness import new_console, pick_stages, progress
 from common.bench.job import Job, run_fresh
 from common.bench.report import print_report, save
 from common.errors import InvalidValue
@@ -58,7 +58,7 @@ def bench(
     Raises:
         SixstageError: a value or the model cannot be used, a run failed, a file cannot be written.
     """
-    names, console = pick_stages(stages), Console()
+    names, console = pick_stages(stages), new_console()
     if runs < 1:
         raise InvalidValue("runs", runs, "an integer of at least 1")
     job = Job("", model, dtype, num_requests=num_requests, kv_bytes=kv_bytes, **options)
@@ -112,14 +112,18 @@ def rounds(labels: Seq[str], runs: int) -> list[tuple[int, str]]:
     return [(number, label) for number in range(runs) for label in (labels, labels[::-1])[number % 2]]
 
 
-def collect(done: Mapping[str, Seq[Mapping[str, Any]]]) -> dict[str, Any]:
+def collect(done: Mapping[str, Seq[Mapping[str, Any]]], same_trace: bool = True) -> dict[str, Any]:
     """Medians and spread of each stage's runs.
+
+    Args:
+        done: what `run_all` returns.
+        same_trace: insist on it; otherwise `trace_hash` is the first run's.
 
     Raises:
         ValueError: the runs did not serve the same trace.
     """
     hashes = {result["trace_hash"] for results in done.values() for result in results}
-    if len(hashes) != 1:
+    if same_trace and len(hashes) != 1:
         raise ValueError(f"runs of different traces cannot be compared: {sorted(hashes)}")
     first = next(iter(done.values()))[0]
     stages = {}

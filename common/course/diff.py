@@ -1,8 +1,8 @@
 """What one stage changes in another, read from the installed packages: `sixstage diff 1 2`.
 
 A stage's chapter is its difference to the stage before it.  Files with the same name in both folders are
-compared line by line; a file that keeps less than half of its lines counts as rewritten, since its line diff
-would tell nobody anything.
+compared line by line; when less than half of the shorter one's lines are kept, the file counts as rewritten,
+since its line diff would tell nobody anything.
 """
 
 from __future__ import annotations
@@ -53,12 +53,17 @@ class FileDiff:
 
 @dataclass(frozen=True)
 class StageDiff:
-    """All files of two stages, and what the later one imports from lower stages instead of copying it."""
+    """All files of two stages, and what the later one takes from other stages instead of copying it.
+
+    Attributes:
+        files: sorted by name; without those files of `before` that `after` imports.
+        imported: modules ("stage3_paged.block_pool") that `after` imports, directly or through another.
+    """
 
     before: str
     after: str
     files: tuple[FileDiff, ...]
-    imported: tuple[str, ...]  # modules, "stage3_paged.block_pool"
+    imported: tuple[str, ...]
 
     def of_kind(self, *kinds: Kind) -> list[FileDiff]:
         """The files of these kinds."""
@@ -75,8 +80,10 @@ def stage_diff(before: str | int, after: str | int) -> StageDiff:
     if old_name == new_name:
         raise InvalidValue("stage", after, f"a stage other than {old_name}")
     old, new = read_stage(old_name), read_stage(new_name)
-    files = [compare(name, old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys())]
-    return StageDiff(old_name, new_name, tuple(files), tuple(imported_modules(new_name, new)))
+    imported = imported_modules(new_name, new)
+    names = {name for name in old if _module(old_name, name) not in imported} | new.keys()
+    files = [compare(name, old.get(name), new.get(name)) for name in sorted(names)]
+    return StageDiff(old_name, new_name, tuple(files), tuple(imported))
 
 
 def read_stage(name: str) -> dict[str, str]:
@@ -110,7 +117,7 @@ def compare(name: str, old: str | None, new: str | None) -> FileDiff:
     elif old == new:
         kind = "same"
     else:
-        kind = "edited" if 2 * kept >= max(len(old_lines), len(new_lines)) else "rewritten"
+        kind = "edited" if 2 * kept >= min(len(old_lines), len(new_lines)) else "rewritten"
     old_functions, new_functions = function_sources(old or ""), function_sources(new or "")
     return FileDiff(
         name,
@@ -140,15 +147,19 @@ def function_sources(source: str) -> dict[str, str]:
 
 
 def imported_modules(stage: str, sources: dict[str, str]) -> list[str]:
-    """Modules of other stages that a stage's files import, sorted."""
+    """Modules of other stages that a stage's files import, and what those import in turn; sorted."""
     found: set[str] = set()
-    for source in sources.values():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom):
-                found.add(node.module or "")
-            elif isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-    return sorted(module for module in found if module.partition(".")[0] in STAGES.keys() - {stage})
+    todo = list(sources.values())
+    while todo:
+        for module in _imports(todo.pop()):
+            home = module.partition(".")[0]
+            if home not in STAGES or home == stage or module in found:
+                continue
+            known = {_module(home, name): source for name, source in read_stage(home).items()}
+            if module in known:
+                found.add(module)
+                todo.append(known[module])
+    return sorted(found)
 
 
 def render(diff: StageDiff, everything: bool = False) -> RenderableType:
@@ -194,6 +205,22 @@ def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunction
         for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
             if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield inner
+
+
+def _imports(source: str) -> set[str]:
+    """Whatever an import statement may name: modules, and what is taken from them (it may be one as well)."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names | {name.rpartition(".")[0] for name in names}
+
+
+def _module(stage: str, name: str) -> str:
+    """Module of a file: "stage3_paged", "kernels/__init__.py" is stage3_paged.kernels."""
+    return f"{stage}.{name[:-3].replace('/', '.')}".removesuffix(".__init__")
 
 
 def _is_title(source: str) -> bool:

@@ -40,13 +40,6 @@ def rotate(packed: torch.Tensor, num_heads: int, cos: torch.Tensor, signed_sin: 
     return out
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """As `layers.silu_mul`, for contiguous `[T, 2 * I]` in float32 or bfloat16 on the CPU."""
-    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)  # [T, I]
-    _silu_mul(_array(gate_up), _array(out))
-    return out
-
-
 def _array(tensor: torch.Tensor) -> np.ndarray:
     """The same memory for numba, which knows no bfloat16: its bits as uint16."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -139,35 +132,3 @@ def _rotate(packed, cos, signed_sin, out):  # type: ignore[no-untyped-def]
                 b_cos, a_sin = _wide(_rounded(b * c, like)), _wide(_rounded(a * s, like))
                 new_first[i] = _rounded(a_cos - b_sin, like)
                 new_second[i] = _rounded(b_cos + a_sin, like)
-
-
-@_compile()
-def _silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
-    rows, width = out.shape
-    like = gate_up.dtype.type(0)
-    for t in range(rows):
-        gate, up, row = gate_up[t, :width], gate_up[t, width:], out[t]
-        for i in range(width):
-            g = _wide(gate[i])
-            silu = _wide(_rounded(g / (float32(1) + _exp(-g)), like))
-            row[i] = _rounded(silu * _wide(up[i]), like)
-
-
-@njit(inline="always")
-def _exp(x):  # type: ignore[no-untyped-def]
-    """e to the x within 2 units of the last place, from -87 to 88; vectorised, as `math.exp` is not.
-
-    x = n ln 2 + f with a whole n, so e^x = 2^n e^f; the polynomial for e^f is Cephes' (Moshier).
-    """
-    x = min(max(x, float32(-87)), float32(88))
-    shifted = x * float32(1.4426950408889634) + float32(12582912)  # n in the low bits: 1.5 * 2^23
-    n = shifted - float32(12582912)
-    f = x - n * float32(0.693359375) + n * float32(2.12194440e-4)
-    p = float32(1.9875691500e-4)
-    p = p * f + float32(1.3981999507e-3)
-    p = p * f + float32(8.3334519073e-3)
-    p = p * f + float32(4.1665795894e-2)
-    p = p * f + float32(1.6666665459e-1)
-    p = p * f + float32(5.0000001201e-1)
-    power = _from_bits((_to_bits(shifted) << uint32(23)) + uint32(0x3F800000))  # 2^n
-    return (p * f * f + f + float32(1)) * power

@@ -11,12 +11,10 @@ Arrays are flat here, with the layouts of `cpu.make_cache`: K `[N, Hkv, D, bs]`,
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, prange, types
-from numba.core import event
 from numba.core.cgutils import get_or_insert_function, unpack_tuple
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
@@ -34,29 +32,33 @@ POWERS_OF_LN2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in 
 
 
 @njit(cache=True, parallel=True)
-def attend_pieces(shapes, q, cache, pieces, parts, workers):
+def attend_pieces(shapes, q, cache, pieces, parts, out, workers):
     """Attend with every piece, split over the threads so that each reads the same number of tokens.
 
     Args:
         shapes: ((rows, lanes) of the score tile, (rows, lanes) of the value tile), see `tile_product`.
         q: flat `[T, Hq, D]`, scaled.
         cache: (flat K, flat V, `[B, max blocks]` block tables, bs, Hkv, D).
-        pieces: `[P, 4]` from `plan_pieces`.
+        pieces: `[P, 4]` from `cpu.plan_pieces`.
         parts: (`[P, Hq, D]` flat, `[P, Hq]`, `[P, Hq]`): weighted sum, largest score, sum of weights.
+        out: `[T, Hq, D]`, written.
         workers: number of threads.
     """
     num_kv_heads = cache[4]
-    total = (pieces[:, 3] - pieces[:, 2]).sum() * num_kv_heads
+    total = count_tokens(pieces) * num_kv_heads
     for worker in prange(workers):
         first, last = total * worker // workers, total * (worker + 1) // workers
         scores = np.empty(len(shapes[0][0]) * (PIECE + cache[3]), dtype=q.dtype)  # [rows, PIECE + bs]
-        blocks = np.empty(PIECE // cache[3] + 1, dtype=np.int64)
+        blocks = np.empty(PIECE // cache[3] + 2, dtype=np.int64)
         done = 0
         for p in range(len(pieces)):
             for kv_head in range(num_kv_heads):
                 if first <= done < last:
                     attend_piece(shapes, q, cache, pieces, p, kv_head, parts, scores, blocks)
                 done += pieces[p, 3] - pieces[p, 2]
+    for p in prange(len(pieces)):
+        if p == 0 or pieces[p, 0] != pieces[p - 1, 0]:
+            merge_pieces(pieces, p, parts, out)
 
 
 @njit
@@ -99,7 +101,7 @@ def attend_piece(shapes, q, cache, pieces, p, kv_head, parts, scores, blocks):
             for d in range(0, head_size, len(shapes[1][1])):
                 weights = (scores, near - start, width)
                 v = (values, at + d, head_size)  # [far - near, lanes]
-                next_v = (ahead[0], ahead[1] + d)
+                next_v = (ahead[0], ahead[1] + d, head_size)
                 add_tile_product(shapes[1], weights, v, far - near, (sums, out + d, head_size), next_v)
 
 
@@ -109,14 +111,12 @@ def score_blocks(shape, query, keys, values, blocks, block_size, scores):
     head_size = query[2]
     count = len(blocks)
     for j in range(count):
-        if j + AHEAD < count:
-            ahead = (keys, blocks[j + AHEAD])
-        else:
-            ahead = (values, blocks[min(j + AHEAD - count, count - 1)])
+        after = j + AHEAD
+        ahead = (keys, blocks[after]) if after < count else (values, blocks[min(after - count, count - 1)])
         for t in range(0, block_size, len(shape[1])):
             k = (keys, blocks[j] + t, block_size)  # [D, lanes]: this is why tokens are innermost
             out = (scores, j * block_size + t, PIECE + block_size)
-            tile_product(shape, query, k, head_size, out, (ahead[0], ahead[1] + t))
+            tile_product(shape, query, k, head_size, out, (ahead[0], ahead[1] + t, block_size))
 
 
 @njit(fastmath={"nnan", "nsz", "reassoc"})
@@ -164,28 +164,146 @@ def _power(x):
     return exact if x == types.float64 else fast
 
 
-@njit(cache=True)
-def plan_pieces(query_start, seq_lens, window, longest_query):
-    """Cut the work of all sequences whose query is at most `longest_query` tokens.
+@njit
+def count_tokens(pieces):
+    """Positions in all pieces together."""
+    total = 0
+    for p in range(len(pieces)):
+        total += pieces[p, 3] - pieces[p, 2]
+    return total
 
-    Returns:
-        `[P, 4]` int64: token row, sequence, first position, end; the pieces of a token one after another.
+
+@njit
+def merge_pieces(pieces, p, parts, out):
+    """Join all pieces of the token of piece p into out `[T, Hq, D]`, and divide by the sum of weights at last.
+
+    Each piece scaled its weights by its own largest score; bring them to the largest of all.  No piece is
+    empty, so no largest score is -inf, and the difference of two of them is a number.
     """
-    most = 0
-    for seq in range(len(seq_lens)):
-        most += (query_start[seq + 1] - query_start[seq]) * (seq_lens[seq] // PIECE + 1)
-    pieces = np.empty((most, 4), dtype=np.int64)
-    count = 0
-    for seq in range(len(seq_lens)):
-        begin, end = query_start[seq], query_start[seq + 1]
-        if end - begin > longest_query:
-            continue
-        for row in range(begin, end):
-            context = seq_lens[seq] - (end - 1 - row)  # causal: own position is context - 1
-            first = max(0, context - window) if window > 0 else 0
-            while first < context:
-                last = min(context, (first // PIECE + 1) * PIECE)
-                pieces[count] = row, seq, first, last
-                first = last
-                count += 1
-    return pieces[:count]
+    sums, peaks, totals = parts
+    num_heads, head_size = out.shape[1:]
+    row, end = pieces[p, 0], p + 1
+    while end < len(pieces) and pieces[end, 0] == row:
+        end += 1
+    for head in range(num_heads):
+        peak = largest(peaks[p:end, head])
+        total = out.dtype.type(0)
+        for i in range(p, end):
+            peaks[i, head] = power(peaks[i, head] - peak)  # what this piece's weights are worth now
+            total += peaks[i, head] * totals[i, head]
+        out[row, head] = 0
+        for i in range(p, end):
+            at = (i * num_heads + head) * head_size
+            share = peaks[i, head] / total
+            for d in range(head_size):
+                out[row, head, d] += share * sums[at + d]
+
+
+def _tile_product(accumulate):
+    """Make the one part that is written as vectors, since LLVM did not find them by itself (3 x slower).
+
+    The function made computes, with its `[rows, lanes]` sums held in registers all the while,
+
+        out[r, :] (+)= sum over i < n of weights[r, i] * x[i, :]
+
+    and asks for the memory at `ahead` at the pace at which it reads `x`.  Operands are (flat array, first
+    element, elements from one row to the next).  `shape` is a pair of tuples, `((0,) * rows, (0,) * lanes)`:
+    a tuple's length is part of its type, so both are known when the code is made.
+    """
+
+    @intrinsic
+    def product(_, shape, weights, x, n, out, ahead):
+        def generate(context, builder, signature, arguments):
+            rows, lanes = shape[0].count, shape[1].count
+            vector = ir.VectorType(context.get_data_type(out[0].dtype), lanes)
+            align = out[0].dtype.bitwidth // 8
+            w, x_at, out_at, ahead_at = (
+                _operand(context, builder, signature.args[i], arguments[i]) for i in (1, 2, 4, 5)
+            )
+            out_rows = [builder.bitcast(out_at(r, 0), vector.as_pointer()) for r in range(rows)]
+            zero = ir.Constant(vector, [0.0] * lanes)
+            sums = [builder.load(row, align=align) if accumulate else zero for row in out_rows]
+
+            def step(i, sums):
+                _prefetch(builder, ahead_at(i, 0))
+                column = _load_vector(builder, x_at(i, 0), x[0].dtype, vector)  # [lanes]
+                weight = [_splat(builder, builder.load(w(r, i)), vector) for r in range(rows)]
+                return [_multiply_add(builder, a, column, b) for a, b in zip(weight, sums, strict=True)]
+
+            for total, row in zip(_repeat(builder, arguments[3], sums, step), out_rows, strict=True):
+                builder.store(total, row, align=align)
+            return context.get_dummy_value()
+
+        return types.void(shape, weights, x, n, out, ahead), generate
+
+    return product
+
+
+def _operand(context, builder, kind, operand):
+    """Function (row, column) -> pointer into an operand of `product`."""
+    array, first, stride = unpack_tuple(builder, operand)
+    data = builder.gep(make_array(kind[0])(context, builder, array).data, [first])
+
+    def pointer(row, column):
+        row, column = (ir.IntType(64)(x) if isinstance(x, int) else x for x in (row, column))
+        return builder.gep(data, [builder.add(builder.mul(row, stride), column)])
+
+    return pointer
+
+
+def _repeat(builder, n, values, step):
+    """Emit `for i in range(n): values = step(i, values)`; return the last values."""
+    before, head, body, after = builder.block, *(builder.append_basic_block() for _ in range(3))
+    builder.branch(head)
+    builder.position_at_end(head)
+    i = builder.phi(n.type)
+    now = [builder.phi(value.type) for value in values]
+    builder.cbranch(builder.icmp_signed("<", i, n), body, after)
+    builder.position_at_end(body)
+    following = [builder.add(i, n.type(1)), *step(i, now)]
+    for phi, start, other in zip([i, *now], [n.type(0), *values], following, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(other, body)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return now
+
+
+def _load_vector(builder, pointer, dtype, vector):
+    """Load a vector and widen it.  Numba knows no bfloat16: it is the upper half of a float32's bits."""
+    lanes = vector.count
+    if dtype in (types.float32, types.float64):
+        return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=dtype.bitwidth // 8)
+    if dtype == types.float16:
+        half = ir.VectorType(ir.HalfType(), lanes)
+        return builder.fpext(builder.load(builder.bitcast(pointer, half.as_pointer()), align=2), vector)
+    short, word = (ir.VectorType(ir.IntType(bits), lanes) for bits in (16, 32))
+    bits = builder.zext(builder.load(builder.bitcast(pointer, short.as_pointer()), align=2), word)
+    return builder.bitcast(builder.shl(bits, ir.Constant(word, [16] * lanes)), vector)
+
+
+def _splat(builder, scalar, vector):
+    """The same number in all lanes."""
+    word, nothing = ir.IntType(32), ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(nothing, scalar, word(0))
+    return builder.shuffle_vector(
+        first, nothing, ir.Constant(ir.VectorType(word, vector.count), [0] * vector.count)
+    )
+
+
+def _multiply_add(builder, a, b, c):
+    """Product and sum, as one instruction where the machine has it."""
+    return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+
+
+def _prefetch(builder, pointer):
+    """Ask for memory into the second-level cache: the first has too few places for misses (19, not 27 GB/s)."""
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, second_level, data = word(0), word(2), word(1)
+    builder.call(function, [builder.bitcast(pointer, byte), read, second_level, data])
+
+
+tile_product = _tile_product(accumulate=False)
+add_tile_product = _tile_product(accumulate=True)

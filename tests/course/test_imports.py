@@ -66,15 +66,14 @@ def path_tricks(source: str) -> list[str]:
 
 
 def function_lengths(source: str) -> dict[str, int]:
-    """Lines of each function from `def` to its last line, without decorators and without the docstring."""
+    """Lines of each function's body: without decorators, signature and docstring, which are read as one."""
     lengths = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            lines = node.end_lineno - node.lineno + 1
             first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                lines -= first.end_lineno - first.lineno + 1
-            lengths[f"{node.name}:{node.lineno}"] = lines
+            documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+            start = first.end_lineno if documented else first.lineno - 1
+            lengths[f"{node.name}:{node.lineno}"] = node.end_lineno - start
     return lengths
 
 
@@ -133,6 +132,7 @@ class TestGuards:
         ):
             assert len(path_tricks(source)) == 1
 
-    def test_length_leaves_out_decorators_and_docstring(self):
-        source = '@deco\n@deco\ndef f():\n    """One.\n\n    Two.\n    """\n    return 1\n'
-        assert function_lengths(source) == {"f:3": 2}
+    def test_length_is_that_of_the_body(self):
+        body = "    x = 1\n\n    return x\n"
+        assert function_lengths(f"@deco\ndef f(\n    a,\n):\n{body}") == {"f:2": 3}
+        assert function_lengths(f'def f():\n    """One.\n\n    Two.\n    """\n{body}') == {"f:1": 3}

@@ -39,6 +39,17 @@ def test_store_writes_its_slots_and_no_other(kernel: KernelUnderTest, dtype: tor
         assert (kernel.module.gather(cache, others) == 7.0).all()
 
 
+def test_float64(kernel: KernelUnderTest) -> None:
+    """Stages are compared token for token in float64; GPU matrix units do not multiply it, so Triton refuses."""
+    case = replace(MIXED, dtype=torch.float64)
+    if kernel.name == "triton":
+        with pytest.raises(InvalidValue, match=r"dtype: got torch\.float64"):
+            Paged(kernel, case)
+        return
+    paged = Paged(kernel, case)
+    paged.check(paged.attend())
+
+
 def test_without_host_lengths(kernel: KernelUnderTest) -> None:
     """The host's copies of the lengths save a wait and change nothing."""
     paged = Paged(kernel, MIXED)

@@ -158,6 +158,13 @@ def test_temperature_comes_before_the_cuts() -> None:
     assert points_that_give(2, logits, min_p=0.2) == 0.0
 
 
+def test_top_p_reached_exactly() -> None:
+    """Probabilities .5 and .5 with top_p .5: the first token reaches it, the second is not needed."""
+    assert points_that_give(0, [1.0, 1.0], top_p=0.5) == 1.0
+    assert points_that_give(1, [0.0, 0.0, 0.0, 0.0], top_p=0.75) == pytest.approx(1 / 3, abs=0.001)
+    assert points_that_give(3, [0.0, 0.0, 0.0, 0.0], top_p=0.75) == 0.0
+
+
 def test_repetition_penalty_counts_the_prompt() -> None:
     """B95: 2.0 and -2.0 of two prompt tokens become 1.6667 and -2.4 at once; seen twice is penalised once."""
     scores = torch.tensor([[2.0, -2.0, 0.5]])

@@ -1,0 +1,299 @@
+"""Paged attention at CPU speed: the algorithm of `triton.py`, compiled by numba for all cores.
+
+Decodes and short chunks go through `cpu_numba.attend_pieces`, in one launch for the whole batch: it reads
+each K and V once, where they lie, at the speed of memory.  A long chunk or a prompt is bound by arithmetic
+instead: there each block is read by hundreds of tokens, so its blocks are copied to one piece first (a few
+percent of the time) and torch's own attention does the rest.
+
+Layout: the caches are seen as `[N, bs, Hkv, D]` like those of `reference.py`, but the tokens of a block lie
+innermost in K, `[N, Hkv, D, bs]`, and V is `[N, Hkv, bs, D]`.  So both products of attention add up whole
+vectors: q[d] * K[d, 16 tokens], then weight[t] * V[t, 16 dimensions], without a sum across a vector.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numba
+import numpy as np
+import torch
+from numba import njit, prange
+from numba.core import event
+
+from common.attention import attend
+from common.errors import InvalidValue
+from stage3_paged.kernels.checks import check_attention, check_block_size, check_store
+from stage3_paged.kernels.cpu_numba import PIECE, attend_pieces
+
+LONGEST_SHORT_QUERY = 16
+"""Up to here a query's tokens go one by one through the decode kernel; measured, it is even at about 20."""
+
+BASE = math.log2(math.e)
+"""e ** x is 2 ** (BASE * x): float32 scores are scaled by it, as `cpu_numba.power` raises 2."""
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""To move numbers only their bits matter: one compiled store per width, and numba knows no bfloat16."""
+
+
+def make_cache(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of one layer, seen as `[N, bs, Hkv, D]`; what a slot holds before its first write is undefined."""
+    check_block_size(block_size)
+    k = torch.empty((num_blocks, num_kv_heads, head_size, block_size), dtype=dtype, device=device)
+    v = torch.empty((num_blocks, num_kv_heads, block_size, head_size), dtype=dtype, device=device)
+    return k.permute(0, 3, 1, 2), v.permute(0, 2, 1, 3)  # both [N, bs, Hkv, D]
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write K and V of T tokens to their slots; see `reference.store_kv`.
+
+    Raises:
+        InvalidValue: arguments that do not fit together, or a slot outside the cache.
+    """
+    check_store(k, v, v_cache, v_cache, slot_mapping)
+    keys, values = _physical(k_cache, v_cache)
+    bits = BITS[k.element_size()]
+    wrong = _run(
+        store_slots,
+        k.contiguous().view(bits).numpy(),
+        v.contiguous().view(bits).numpy(),
+        keys.view(bits).numpy(),
+        values.view(bits).numpy(),
+        slot_mapping.contiguous().numpy(),
+    )
+    if wrong >= 0:
+        num_slots = v_cache.shape[0] * v_cache.shape[1]
+        raise InvalidValue("slot_mapping", int(slot_mapping[wrong]), f"0 to {num_slots - 1}")
+
+
+def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Read slots `[n]` of one of the caches back: `[n, Hkv, D]`."""
+    block_size = cache.shape[1]
+    return cache[slots // block_size, slots % block_size]  # [n, Hkv, D]
+
+
+def paged_attention(  # noqa: PLR0913, PLR0917
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    out: torch.Tensor | None = None,
+    query_lens: list[int] | None = None,
+    context_lens: list[int] | None = None,
+) -> torch.Tensor:
+    """Attend with the last positions of each sequence, `[T, Hq, D]`; arguments as of `reference.py`.
+
+    Raises:
+        InvalidValue: arguments that do not fit together, or a block outside the cache.
+    """
+    check_attention(q, v_cache, v_cache, block_tables, query_start, seq_lens, window, out)
+    keys, values = _physical(k_cache, v_cache)
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    query_lens = query_start.diff().tolist() if query_lens is None else query_lens
+    context_lens = seq_lens.tolist() if context_lens is None else context_lens
+    if sum(query_lens) != len(q):
+        raise InvalidValue("query_lens", sum(query_lens), f"{len(q)} in all, one per row of q")
+    bad = _run(find_bad_block, block_tables.numpy(), seq_lens.numpy(), *v_cache.shape[:2])
+    if bad >= 0:
+        shown = block_tables[bad].tolist()
+        raise InvalidValue(
+            f"block_tables[{bad}]", shown, f"0 to {len(keys) - 1} for {context_lens[bad]} tokens"
+        )
+    if any(n <= LONGEST_SHORT_QUERY for n in query_lens):
+        batch = (block_tables, query_start, seq_lens)
+        out.copy_(attend_short_queries(q, keys, values, batch, scale, window))
+    row = 0
+    for table, num_queries, length in zip(block_tables, query_lens, context_lens, strict=True):
+        rows = slice(row, row + num_queries)
+        if num_queries > LONGEST_SHORT_QUERY:
+            first = 0 if window is None else max(0, length - num_queries - window + 1)
+            k, v = copy_to_one_piece(keys, values, table, first, length)  # each [S - first, Hkv, D]
+            out[rows] = attend(q[rows], k, v, scale, window)  # [Tq, Hq, D]
+        row += num_queries
+    return out
+
+
+def attend_short_queries(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Run the decode kernel for all sequences of at most LONGEST_SHORT_QUERY queries.
+
+    Args:
+        q: `[T, Hq, D]`.
+        keys: `[N, Hkv, D, bs]`.
+        values: `[N, Hkv, bs, D]`.
+        batch: block tables, query_start and seq_lens.
+        scale: factor on the scores.
+        window: sliding window.
+
+    Returns:
+        `[T, Hq, D]` in float32 (float64 for float64); rows of longer queries are left undefined.
+    """
+    block_tables, query_start, seq_lens = (array.contiguous().numpy() for array in batch)
+    _, num_heads, head_size = q.shape
+    _, num_kv_heads, block_size, _ = values.shape
+    exact = q.dtype == torch.float64
+    scaled = q.to(torch.float64 if exact else torch.float32) * (scale if exact else scale * BASE)
+    rows = max(r for r in range(1, 9) if num_heads // num_kv_heads % r == 0)
+    lanes = 8 if exact else 16
+    shapes = tuple(((0,) * rows, (0,) * math.gcd(lanes, size)) for size in (block_size, head_size))
+    pieces = _run(plan_pieces, query_start, seq_lens, window or 0, LONGEST_SHORT_QUERY, PIECE)
+    out = torch.empty(q.shape, dtype=scaled.dtype)  # [T, Hq, D]
+    sums, peaks, totals = (
+        np.empty((len(pieces) * num_heads, size), scaled.numpy().dtype) for size in (head_size, 1, 1)
+    )
+    parts = (sums.reshape(-1), peaks.reshape(-1, num_heads), totals.reshape(-1, num_heads))
+    cache = (_flat(keys), _flat(values), block_tables, block_size, num_kv_heads, head_size)
+    _run(attend_pieces, shapes, _flat(scaled), cache, pieces, parts, out.numpy(), torch.get_num_threads())
+    return out
+
+
+def copy_to_one_piece(
+    keys: torch.Tensor, values: torch.Tensor, block_table: torch.Tensor, first: int, last: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy positions `first ... last - 1` of one sequence out of its blocks: K and V, each `[n, Hkv, D]`."""
+    _, num_kv_heads, head_size, _ = keys.shape
+    shape = (num_kv_heads, last - first, head_size)
+    k, v = torch.empty(shape, dtype=keys.dtype), torch.empty(shape, dtype=keys.dtype)  # [Hkv, n, D]
+    bits = BITS[keys.element_size()]
+    arrays = (array.view(bits).numpy() for array in (keys, values, k, v))
+    _run(copy_blocks, *arrays, block_table.numpy(), first)
+    return k.transpose(0, 1), v.transpose(0, 1)  # [n, Hkv, D]
+
+
+@njit(cache=True, parallel=True)
+def store_slots(k, v, keys, values, slots):
+    """Write `[T, Hkv, D]` K and V; return the first token whose slot does not exist, or -1."""
+    num_blocks, num_kv_heads, block_size, head_size = values.shape
+    for t in range(len(slots)):
+        if not 0 <= slots[t] < num_blocks * block_size:
+            return t
+    for t in prange(len(slots)):
+        block, offset = slots[t] // block_size, slots[t] % block_size
+        for head in range(num_kv_heads):
+            for d in range(head_size):
+                keys[block, head, d, offset] = k[t, head, d]
+                values[block, head, offset, d] = v[t, head, d]
+    return -1
+
+
+@njit(cache=True, parallel=True)
+def copy_blocks(keys, values, k, v, block_table, first):
+    """Fill k and v, `[Hkv, n, D]`, with the positions from `first` on."""
+    num_kv_heads, num_tokens, head_size = k.shape
+    block_size = values.shape[2]
+    last = first + num_tokens
+    for j in prange(first // block_size, (last - 1) // block_size + 1):
+        block = block_table[j]
+        for head in range(num_kv_heads):
+            for position in range(max(first, j * block_size), min(last, (j + 1) * block_size)):
+                offset = position - j * block_size
+                for d in range(head_size):
+                    k[head, position - first, d] = keys[block, head, d, offset]
+                    v[head, position - first, d] = values[block, head, offset, d]
+
+
+@njit(cache=True)
+def find_bad_block(block_tables, seq_lens, num_blocks, block_size):
+    """Return the first sequence whose context needs a block that is not in its table or in the cache, or -1."""
+    for seq in range(len(seq_lens)):
+        needed = (seq_lens[seq] + block_size - 1) // block_size
+        if needed > block_tables.shape[1]:
+            return seq
+        for j in range(needed):
+            if not 0 <= block_tables[seq, j] < num_blocks:
+                return seq
+    return -1
+
+
+@njit(cache=True)
+def plan_pieces(query_start, seq_lens, window, longest_query, size):
+    """Cut the work of all sequences whose query is at most `longest_query` tokens into pieces.
+
+    Pieces begin at multiples of `size` positions, except the first of a window.
+
+    Returns:
+        `[P, 4]` int64: token row, sequence, first position, end; the pieces of a token one after another.
+    """
+    most = 0
+    for seq in range(len(seq_lens)):
+        if query_start[seq + 1] - query_start[seq] <= longest_query:
+            most += (query_start[seq + 1] - query_start[seq]) * (seq_lens[seq] // size + 1)
+    pieces = np.empty((most, 4), dtype=np.int64)
+    count = 0
+    for seq in range(len(seq_lens)):
+        begin, end = np.int64(query_start[seq]), np.int64(query_start[seq + 1])
+        if end - begin > longest_query:
+            continue
+        for row in range(begin, end):
+            # Causal: a token sees its own position and those before.
+            context = seq_lens[seq] - (end - 1 - row)
+            first = max(0, context - window) if window > 0 else 0
+            while first < context:
+                last = min(context, (first // size + 1) * size)
+                pieces[count] = row, seq, first, last
+                first = last
+                count += 1
+    return pieces[:count]
+
+
+def _physical(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arrays as they lie in memory: K `[N, Hkv, D, bs]`, V `[N, Hkv, bs, D]`."""
+    keys, values = k_cache.permute(0, 2, 3, 1), v_cache.permute(0, 2, 1, 3)
+    if k_cache.shape != v_cache.shape or not (keys.is_contiguous() and values.is_contiguous()):
+        raise InvalidValue("k_cache", (tuple(k_cache.shape), k_cache.stride()), "what make_cache returns")
+    return keys, values
+
+
+def _flat(array: torch.Tensor) -> np.ndarray:
+    """A flat view for numba, bfloat16 as its bits."""
+    bits = array.view(torch.uint16) if array.dtype == torch.bfloat16 else array
+    return bits.numpy().reshape(-1)
+
+
+def _run(function, *arguments):
+    """Call compiled code on as many threads as torch uses: on Linux they are the same threads."""
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    return function(*arguments)
+
+
+class _Announcement(event.Listener):
+    """Say once that code is being compiled, so that a first call of some seconds is no riddle."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_start(self, event: event.Event) -> None:
+        """A compilation begins; nothing is said if the code was found in the cache on disk."""
+        ours = event.data["dispatcher"].py_func.__module__.startswith(__name__)
+        if ours and not self.said:
+            self.said = True
+            print("compiling the CPU attention kernel (once, then cached) ...", file=sys.stderr, flush=True)
+
+    def on_end(self, event: event.Event) -> None:
+        """Nothing to say."""
+
+
+event.register("numba:compile", _Announcement())

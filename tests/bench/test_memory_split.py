@@ -1,0 +1,140 @@
+"""The split of KV memory, on hand-made records whose answers can be counted on paper, and on real engines."""
+
+import pytest
+from support.counting import counting_engine
+
+from common.batch import Scheduled
+from common.bench.memory import Split, largest_gap, mean_split, split_steps
+from common.bench.record import Computed, Recorder, Run, StepRecord
+from common.protocol import EngineStats, KVUsage, Request, Span
+from common.sampling_params import SamplingParams
+
+CAPACITY = 100
+
+
+def step(parts, spans, *, waiting=0, head_fits=None, finished=()) -> StepRecord:
+    """`parts`: (request, tokens computed, tokens after); `spans`: (request, start, reserved, used before)."""
+    reserved = sum(span[2] for span in spans)
+    return StepRecord(
+        seconds=0.0,
+        computed=tuple(Computed(name, 0, new, context) for name, new, context in parts),
+        usage=KVUsage(CAPACITY, reserved, sum(span[3] for span in spans), bytes_per_token=1),
+        spans=tuple(Span(name, 0, start, size, used) for name, start, size, used in spans),
+        waiting=waiting,
+        head_fits=head_fits,
+        finished=tuple((name, 0) for name in finished),
+    )
+
+
+def a_run(*steps: StepRecord) -> Run:
+    return Run(steps=list(steps), stats=EngineStats(), max_num_seqs=4)
+
+
+def test_contiguous_reservations() -> None:
+    """A: prompt 10, reserves 40, ends at 12.  B: prompt 5, reserves 30, ends at 6 and stays in the batch."""
+    run = a_run(
+        step([("A", 10, 10), ("B", 5, 5)], [("A", 0, 40, 0), ("B", 40, 30, 0)], waiting=1, head_fits=False),
+        step([("A", 1, 11), ("B", 1, 6)], [("A", 0, 40, 10), ("B", 40, 30, 5)], waiting=1, head_fits=True,
+             finished=["B"]),
+        step([("A", 1, 12)], [("A", 0, 40, 11), ("B", 40, 30, 6)], finished=["A"]),
+    )  # fmt: skip
+    assert split_steps(run) == {
+        # 15 stored; A will store 2 more and B 1 more; 28 + 24 never; 30 free, of no use to who waits
+        0: Split(15, 3, 52, 30, 0),
+        # A will store 1 more; the head would fit but the batch is closed: rest
+        1: Split(17, 1, 52, 0, 30),
+        # B has ended: its 30 slots are of no use to anybody
+        2: Split(12, 0, 58, 0, 30),
+    }
+
+
+def test_mean_over_loaded_forwards_only() -> None:
+    run = a_run(
+        step([("A", 10, 10)], [("A", 0, 40, 0)], waiting=1, head_fits=False),
+        step([("A", 1, 11)], [("A", 0, 40, 10)], finished=["A"]),
+    )
+    assert mean_split(run) == Split(10, 1, 29, 60, 0)
+    assert mean_split(run, loaded=False) == Split(10.5, 0.5, 29, 30, 30)
+    assert mean_split(run).share == Split(0.10, 0.01, 0.29, 0.60, 0.0)
+    assert mean_split(run).efficiency == pytest.approx(10 / 40)
+
+
+def test_paged_blocks_and_a_preemption() -> None:
+    """A in blocks of 4 loses its memory at 6 tokens and comes back: what it stores then was not reserved."""
+    run = a_run(
+        step([("A", 5, 5)], [("A", 0, 4, 0), ("A", 8, 4, 0)]),
+        step([("A", 1, 6)], [("A", 0, 4, 4), ("A", 8, 4, 1)]),
+        step([("B", 4, 4)], [("B", 0, 4, 0)], waiting=1, head_fits=False),
+        step([("A", 7, 7)], [("A", 4, 4, 0), ("A", 8, 4, 0)], finished=["B"]),
+        step([("A", 1, 8)], [("A", 4, 4, 4), ("A", 8, 4, 3)], finished=["A"]),
+    )
+    assert split_steps(run) == {
+        0: Split(5, 1, 2, 0, 92),  # up to 6 before it is interrupted
+        1: Split(6, 0, 2, 0, 92),
+        2: Split(4, 0, 0, 96, 0),
+        3: Split(7, 1, 0, 0, 92),
+        4: Split(8, 0, 0, 0, 92),
+    }
+
+
+def test_forwards_without_a_look_still_tell_the_future() -> None:
+    run = a_run(
+        step([("A", 10, 10)], [("A", 0, 40, 0)]),
+        step([("A", 1, 11)], []),
+        step([("A", 1, 12)], [], finished=["A"]),
+    )
+    assert split_steps(run) == {0: Split(10, 2, 28, 0, 60)}
+
+
+def test_no_memory_no_split() -> None:
+    assert mean_split(a_run(step([("A", 3, 3)], []))) is None
+
+
+def test_largest_gap() -> None:
+    spans = [Span("A", 0, 10, 20, 0), Span("B", 0, 45, 5, 0)]
+    assert largest_gap(spans, 60) == 15
+    assert largest_gap(spans, 50) == 15
+    assert largest_gap(spans[:1], 60) == 30
+    assert largest_gap([], 60) == 60
+
+
+class SpyExecutor:
+    """Counts K/V slots behind the engine's back: tokens stored for each unfinished sequence."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.stored = inner, []
+
+    def execute(self, scheduled: Scheduled):
+        self.stored.append(sum(seq.num_computed_tokens + n for seq, n in scheduled))
+        return self.inner.execute(scheduled)
+
+
+def test_splits_of_a_real_run_add_up(stage: str) -> None:
+    """Whatever the stage: parts are not negative, add up to the capacity, and token states are what it holds."""
+    engine, requests = counting_engine(stage, [(9, 4), (3, 12), (5, 1), (8, 7), (2, 2), (6, 9)], kv_tokens=64)
+    spy = SpyExecutor(engine.executor)
+    engine.executor = spy
+    run = Recorder(engine).run(requests)
+    splits = split_steps(run)
+    if stage == "stage1_naive":
+        assert splits == {}
+        return
+    assert list(splits) == list(range(len(run.steps)))
+    for number, split in splits.items():
+        assert min(split.token_states, split.reservation, split.internal, split.external, split.rest) >= 0
+        assert split.total == run.steps[number].usage.capacity
+        if not engine.capabilities.chunks_prompts:  # there, a member may sit a forward out
+            assert split.token_states == spy.stored[number]
+
+
+def test_true_length_reservations_have_no_waste_but_the_dead() -> None:
+    """With max_tokens = true length and one request at a time, nothing is ever reserved in vain but one slot.
+
+    (The last token of an answer is never computed, so its slot is never used.)
+    """
+    engine, _ = counting_engine("stage2_kvcache", [(9, 6)], kv_tokens=64)
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    run = Recorder(engine).run([Request("0", (5,) * 9, params)])
+    assert [(s.token_states, s.reservation, s.internal) for s in split_steps(run).values()] == [
+        (9 + i, 5 - i, 1) for i in range(6)
+    ]

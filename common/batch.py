@@ -14,6 +14,7 @@ Shape letters, used in every comment of this project:
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ class ForwardBatch:
     seq_lens: torch.Tensor  # [B] int32, context length with this forward's tokens
     logits_rows: torch.Tensor  # [R] int64, rows of T whose logits are wanted
     query_lens: list[int]  # the host's copy of diff(query_start): loops need no sync
-    context_lens: list[int]  # the host's copy of seq_lens
+    context_lens: list[int]  # the host's copy of seq_lens; empty where a graph is captured, which outlives it
     slot_mapping: torch.Tensor  # [T] int64, where the cache stores each token's K/V; empty without a cache
     block_tables: torch.Tensor  # [B, max blocks] int32; empty without blocks
 
@@ -58,8 +59,8 @@ class ForwardBatch:
         return len(self.query_lens)
 
     @classmethod
-    def pack(cls, scheduled: Scheduled, device: torch.device | str = "cpu") -> ForwardBatch:
-        """Lay the next tokens of each sequence end to end.
+    def pack(cls, scheduled: Scheduled) -> ForwardBatch:
+        """Lay the next tokens of each sequence end to end, on the host.
 
         Logits are wanted for the last row of a sequence that has caught up (an unfinished chunk predicts a
         token that is already known), and for every row of a prompt whose `prompt_logprobs` were asked for.
@@ -88,7 +89,7 @@ class ForwardBatch:
         context = computed + query  # [B]
 
         def put(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-            return torch.from_numpy(array).to(device=device, dtype=dtype)
+            return torch.from_numpy(array).to(dtype)
 
         return cls(
             input_ids=put(ids, torch.int64),
@@ -101,3 +102,21 @@ class ForwardBatch:
             slot_mapping=put(start[:0], torch.int64),  # the KV backend's `prepare` fills in these two
             block_tables=put(start[:0], torch.int32),
         )
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        """The same batch on the model's device; itself if that is the CPU."""
+        if device.type == "cpu":
+            return self
+        moved = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(moved, name, staged(value, device).to(device, non_blocking=True))
+        return moved
+
+
+def staged(array: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host array where a GPU can fetch it by itself: in pinned memory.
+
+    From there `non_blocking` copies go on while the host does; torch keeps the memory until they are done.
+    """
+    return array.pin_memory() if device.type == "cuda" else array

@@ -25,6 +25,7 @@ class EngineConfig:
         kernel: attention kernel of the paged stages.
         policy: who goes first in stage 4 on: "fcfs", or "priority" (the smaller number first).
         watermark: share of the blocks that stay free when a request is let in (stage 4 on).
+        enforce_eager: never capture decode steps as CUDA graphs, see `common/graphs.py` (GPU, stage 3 on).
         seed: where the generators of requests without a seed of their own start from.
     """
 
@@ -37,6 +38,7 @@ class EngineConfig:
     kernel: Literal["auto", "reference", "triton", "cpu"] = "auto"
     policy: Literal["fcfs", "priority"] = "fcfs"
     watermark: float = 0.01
+    enforce_eager: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class EngineConfig:
             raise InvalidValue("block_size", self.block_size, "a power of two")
         if not 0.0 <= self.watermark < 1.0:
             raise InvalidValue("watermark", self.watermark, "a number of at least 0 and below 1")
+        if not isinstance(self.enforce_eager, bool):
+            raise InvalidValue("enforce_eager", self.enforce_eager, "True or False")
         for field, allowed in (
             ("reservation", ("max_model_len", "max_tokens")),
             ("kernel", ("auto", "reference", "triton", "cpu")),

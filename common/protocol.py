@@ -165,7 +165,10 @@ class KVBackend(Protocol):
     max_len: int
 
     def prepare(self, batch: ForwardBatch, scheduled: Scheduled) -> None:
-        """Fill in what `attend` will need in every layer (slots, block tables), once per forward."""
+        """Fill in what `attend` will need in every layer (slots, block tables), once per forward.
+
+        The batch is still on the host; with what is filled in here, it then goes to the model's device.
+        """
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch

@@ -5,24 +5,36 @@ from __future__ import annotations
 import torch
 
 from common.batch import ForwardBatch, Scheduled
+from common.config import EngineConfig
+from common.graphs import decode_graphs
 from common.protocol import KVBackend, Model, SampledToken
 from common.sampling import gather_logprobs, sample
 from common.sequence import Sequence
 
 
 class ModelExecutor:
-    """One model and one KV backend; each `execute` is one forward."""
+    """One model and one KV backend; each `execute` is one forward.
 
-    def __init__(self, model: Model, kv: KVBackend) -> None:
+    Args:
+        model: computes.
+        kv: remembers.
+        config: given by stages whose decode can be captured as CUDA graphs; on a GPU it then is.
+    """
+
+    def __init__(self, model: Model, kv: KVBackend, config: EngineConfig | None = None) -> None:
         self.model = model
         self.kv = kv
+        self.graphs = None if config is None else decode_graphs(model, kv, config)
 
     @torch.inference_mode()
     def execute(self, scheduled: Scheduled) -> list[SampledToken | None]:
         """Run one forward and draw a token for each sequence that has caught up, None for the others."""
-        batch = ForwardBatch.pack(scheduled, self.model.device)
+        batch = ForwardBatch.pack(scheduled)
         self.kv.prepare(batch, scheduled)
-        logits = self.model.forward(batch, self.kv)  # [R, V]
+        if self.graphs is not None and self.graphs.takes(batch):
+            logits = self.graphs.forward(batch)  # [B, V], until the next forward
+        else:
+            logits = self.model.forward(batch.to(self.model.device), self.kv)  # [R, V]
         last_rows: list[int] = []
         ready: list[Sequence] = []
         row = 0

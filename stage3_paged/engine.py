@@ -16,7 +16,7 @@ from stage3_paged.kv_cache import PagedCache
 def make_engine(model: Model, config: EngineConfig) -> PagedEngine:
     """Build the engine over a model."""
     kv = PagedCache(model, config)
-    return PagedEngine(model, config, kv, ModelExecutor(model, kv))
+    return PagedEngine(model, config, kv, ModelExecutor(model, kv, config))
 
 
 class PagedEngine:

@@ -34,11 +34,10 @@ class PagedCache:
             row[: len(seq.block_table)] = seq.block_table
         size = self.blocks.block_size
         owner = np.repeat(np.arange(len(scheduled)), batch.query_lens)  # [T]
-        position = batch.positions.numpy(force=True)  # [T]
+        position = batch.positions.numpy()  # [T]
         block = tables[owner, position // size].astype(np.int64)  # [T]
-        device = batch.positions.device
-        batch.block_tables = torch.from_numpy(tables).to(device)
-        batch.slot_mapping = torch.from_numpy(block * size + position % size).to(device)  # [T]
+        batch.block_tables = torch.from_numpy(tables)
+        batch.slot_mapping = torch.from_numpy(block * size + position % size)  # [T]
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch

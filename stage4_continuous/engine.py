@@ -15,7 +15,7 @@ from stage4_continuous.scheduler import Scheduler
 def make_engine(model: Model, config: EngineConfig) -> ContinuousEngine:
     """Build the engine over a model."""
     kv = PagedCache(model, config)
-    return ContinuousEngine(model, config, kv, ModelExecutor(model, kv))
+    return ContinuousEngine(model, config, kv, ModelExecutor(model, kv, config))
 
 
 class ContinuousEngine:

@@ -79,23 +79,34 @@ def _speed(stages: Mapping[str, Any]) -> Table:
         rows.append([
             name,
             f"{figures['counters']['sequences_finished']:.0f}",
-            f"{figures['output_tok_s']:.1f} ({stage['min']['output_tok_s']:.1f}..{stage['max']['output_tok_s']:.1f})",
+            f"{figures['output_tok_s']:.1f}",
+            f"{stage['min']['output_tok_s']:.1f}..{stage['max']['output_tok_s']:.1f}",
             f"{figures['occupancy_while_others_wait']:.1%}",
             f"{figures['counters']['forwards']:,.0f}",
             f"{figures['counters']['idle_slot_steps']:,.0f}",
             *_times(figures),
         ])  # fmt: skip
-    columns = ("stage", "requests", "output tok/s", "occupancy", "forwards", "idle slot-steps", *TIMES)
+    columns = (
+        "stage",
+        "requests",
+        "output tok/s",
+        "range",
+        "occupancy",
+        "forwards",
+        "idle slot-steps",
+        *TIMES,
+    )
     return Table(columns, rows)
 
 
-TIMES = tuple(f"{what} {q}" for what in ("TTFT", "TPOT") for q in ("p50", "p95", "p99"))
+TIMES = ("TTFT p50 / p95 / p99", "TPOT p50 / p95 / p99")
 
 
 def _times(figures: Mapping[str, Any]) -> list[str]:
+    quantiles = ("p50", "p95", "p99")
     return [
-        *(f"{figures['ttft_s'][q]:.2f} s" for q in ("p50", "p95", "p99")),
-        *(f"{1e3 * figures['tpot_s'][q]:.0f} ms" for q in ("p50", "p95", "p99")),
+        " / ".join(f"{figures['ttft_s'][q]:.2f}" for q in quantiles) + " s",
+        " / ".join(f"{1e3 * figures['tpot_s'][q]:.0f}" for q in quantiles) + " ms",
     ]
 
 

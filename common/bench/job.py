@@ -6,6 +6,7 @@ progress, then a result or an error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -139,22 +140,24 @@ def run_fresh(job: Job, on_progress: OnProgress | None = None) -> dict[str, Any]
         )
         with child:
             try:
-                return _listen(child, job, on_progress)
+                result = _listen(child, job, on_progress)
             except BaseException:
                 child.kill()
                 raise
-            finally:
-                errors.seek(0)
-                last = errors.read().strip().rpartition("\n")[2]
-                if child.poll() not in (None, 0) and last:
-                    print(f"{job.stage}: {last}", file=sys.stderr)
+        if result is None:
+            errors.seek(0)
+            last = errors.read().strip().rpartition("\n")[2] or "it said nothing"
+            raise SixstageError(f"{job.stage}: the run ended with exit code {child.returncode}: {last}")
+    return result
 
 
-def _listen(child: subprocess.Popen[str], job: Job, on_progress: OnProgress | None) -> dict[str, Any]:
+def _listen(child: subprocess.Popen[str], job: Job, on_progress: OnProgress | None) -> dict[str, Any] | None:
+    """Send the job and read until there is a result; None if the child ends without one."""
     assert child.stdin is not None  # both are pipes
     assert child.stdout is not None
-    child.stdin.write(json.dumps(asdict(job)))
-    child.stdin.close()
+    with contextlib.suppress(BrokenPipeError):  # it is dead already: its exit code and last words will tell
+        child.stdin.write(json.dumps(asdict(job)))
+        child.stdin.close()
     for line in child.stdout:
         message = json.loads(line)
         if "error" in message:
@@ -164,7 +167,7 @@ def _listen(child: subprocess.Popen[str], job: Job, on_progress: OnProgress | No
             return result
         if on_progress is not None:
             on_progress(*message["progress"])
-    raise SixstageError(f"{job.stage}: the run's process ended without a result (exit code {child.wait()})")
+    return None
 
 
 def main() -> None:

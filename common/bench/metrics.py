@@ -20,7 +20,7 @@ def summarise(run: Run) -> dict[str, Any]:
     * `ttft_s`: time to first token, from adding the request; `tpot_s`: time per further token of an answer.
       Both as p50, p95, p99, mean over sequences.
     * `running`: sequences per forward (peak, mean); `running_while_others_wait`: the mean over forwards with
-      a queue; `occupancy`: the mean as a share of the batch's places.
+      a queue; `occupancy` and `occupancy_while_others_wait`: the means as shares of the batch's places.
     * `kv`: bytes per slot state (peak and mean over forwards), see `kv_figures`; None without KV memory.
 
     Counters are the engine's own (`EngineStats`).
@@ -41,6 +41,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "computed_per_emitted": stats.computed_per_emitted,
         "running": {"peak": max(running, default=0), "mean": fmean(running) if running else 0.0},
         "running_while_others_wait": fmean(loaded) if loaded else 0.0,
+        "occupancy_while_others_wait": fmean(loaded) / run.max_num_seqs if loaded else 0.0,
         "occupancy": 1 - stats.idle_slot_steps / stats.slot_steps if stats.slot_steps else 0.0,
         "counters": asdict(stats),
         "kv": kv_figures(run),

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from common.batch import ForwardBatch, Scheduled
 from common.model.config import ModelConfig
 from common.model.decoder import Decoder
-from common.model.linear import MIN_ROWS_BF16, can_pack
+from common.model.linear import MIN_ROWS, can_pack
 from common.model.shapes import tensor_shapes
 from common.protocol import KVUsage, Request, Span
 from common.sequence import Sequence
@@ -95,7 +95,7 @@ class Roofline:
             f"{self.dtype}, {self.threads} threads: this machine reads {self.read_bandwidth / 1e9:.1f} GB/s, "
             f"so {gigabytes:.2f} GB of weights take {gigabytes / self.read_bandwidth * 1e12:.1f} ms.",
             "",
-            "| rows | linear layers alone, ms | best way | forward, no attention, ms | ratio | limit | GB/s |",
+            "| rows | linear layers alone, ms | best way | without attention, ms | ratio | limit | GB/s |",
             "|---:|---:|---|---:|---:|---:|---:|",
         ]
         for point in self.points:
@@ -215,7 +215,7 @@ def _ways(matrices: list[torch.Tensor], rows: int) -> dict[str, Callable[[], Non
 
     if not can_pack(dtype):
         return {"plain": plain}
-    reorder, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+    reorder, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise.default
 
     def packed(layout_rows: int, input_rows: int) -> Callable[[], None]:
         layers = [
@@ -229,10 +229,10 @@ def _ways(matrices: list[torch.Tensor], rows: int) -> dict[str, Callable[[], Non
 
         return run
 
-    ways = {"plain": plain, "packed": packed(max(rows, MIN_ROWS_BF16), rows)}
-    if rows < MIN_ROWS_BF16:
+    ways = {"plain": plain, "packed": packed(max(rows, MIN_ROWS), rows)}
+    if rows < MIN_ROWS:
         ways["packed for these rows"] = packed(rows, rows)
-        ways["packed, padded"] = packed(MIN_ROWS_BF16, MIN_ROWS_BF16)
+        ways["packed, padded"] = packed(MIN_ROWS, MIN_ROWS)
     return ways
 
 
@@ -240,7 +240,7 @@ def _decode_forward(decoder: Decoder, count: int) -> Callable[[], torch.Tensor]:
     """The forward of `count` sequences in mid-answer, one new token each, without attention."""
     scheduled = []
     for index in range(count):
-        seq = Sequence(Request(str(index), tuple(range(3, 103))))
+        seq = Sequence(Request(str(index), (0,) * 100))
         seq.num_computed_tokens = 99
         scheduled.append((seq, 1))
     batch = ForwardBatch.pack(scheduled)

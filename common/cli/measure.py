@@ -25,6 +25,7 @@ from common.cli.options import (
 from common.stages import find_stage
 
 OWN = "the experiment's own"
+MaxNumSeqs = Annotated[int | None, typer.Option(show_default=OWN, help="Most sequences in one batch.")]
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,6 @@ class Experiment:
     kv_bytes: Annotated[
         str | None,
         typer.Option(metavar="SIZE", show_default=OWN, help="K/V memory of each stage: 512MiB, 1GiB, bytes."),
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, typer.Option(show_default=OWN, help="Most sequences in one batch.")
     ] = None
     kernel: Annotated[
         str | None,
@@ -69,7 +67,6 @@ class Experiment:
             "model": self.model,
             "dtype": self.dtype,
             "kv_bytes": None if self.kv_bytes is None else parse_size("kv_bytes", self.kv_bytes),
-            "max_num_seqs": self.max_num_seqs,
             "kernel": self.kernel,
             "out": self.out,
             "json": self.json_file,
@@ -79,7 +76,7 @@ class Experiment:
         return {name: value for name, value in arguments.items() if value is not None}
 
 
-def demo(experiment: Experiment) -> None:
+def demo(experiment: Experiment, max_num_seqs: MaxNumSeqs = None) -> None:
     """Run the same real chat prompts through every stage, side by side.
 
     Short and long answers are mixed, every stage gets the same KV bytes, and all answers must be identical.
@@ -94,7 +91,7 @@ def demo(experiment: Experiment) -> None:
 
     Look at: which counter each stage improves. One idea, one cause.
     """
-    arguments = experiment.given()
+    arguments = experiment.given(max_num_seqs=max_num_seqs)
     from common.bench.demo import run  # noqa: PLC0415
 
     run(**arguments)
@@ -128,6 +125,7 @@ def _bench() -> None:
 
 def stages(
     experiment: Experiment,
+    max_num_seqs: MaxNumSeqs = None,
     workload: Annotated[
         str | None, typer.Option(show_default="sharegpt", help="Which trace: prompt and answer lengths.")
     ] = None,
@@ -154,6 +152,7 @@ def stages(
     Look at: output tok/s beside the counters that need no clock (forwards, tokens computed per token).
     """
     arguments = experiment.given(
+        max_num_seqs=max_num_seqs,
         workload=workload,
         num_requests=num_requests,
         runs=runs,
@@ -178,6 +177,22 @@ def capacity(experiment: Experiment) -> None:
     """
     arguments = experiment.given()
     from common.bench.capacity import run  # noqa: PLC0415
+
+    run(**arguments)
+
+
+def batching(experiment: Experiment, max_num_seqs: MaxNumSeqs = None) -> None:
+    """Serve requests whose answers differ in length: what waiting for the slowest of a batch costs.
+
+    \b
+    Examples:
+      sixstage bench batching
+      sixstage bench batching --quick --json batching.json
+
+    Look at: the places of a batch in which nothing was computed, with and without continuous batching.
+    """
+    arguments = experiment.given(max_num_seqs=max_num_seqs)
+    from common.bench.batching import run  # noqa: PLC0415
 
     run(**arguments)
 
@@ -216,5 +231,5 @@ def roofline(
 
 
 bench.callback()(spread(_bench))
-for command in (stages, capacity):
+for command in (stages, capacity, batching):
     bench.command()(spread(command))

@@ -57,7 +57,8 @@ class StageDiff:
 
     Attributes:
         files: sorted by name; without those files of `before` that `after` imports.
-        imported: modules ("stage3_paged.block_pool") that `after` imports, directly or through another.
+        imported: modules ("stage3_paged.block_pool") that `after` imports, directly or through another;
+            a package stands for all that is in it.
     """
 
     before: str
@@ -81,7 +82,8 @@ def stage_diff(before: str | int, after: str | int) -> StageDiff:
         raise InvalidValue("stage", after, f"a stage other than {old_name}")
     old, new = read_stage(old_name), read_stage(new_name)
     imported = imported_modules(new_name, new)
-    names = {name for name in old if _module(old_name, name) not in imported} | new.keys()
+    taken = tuple(f"{module}." for module in imported)
+    names = {name for name in old if not f"{_module(old_name, name)}.".startswith(taken)} | new.keys()
     files = [compare(name, old.get(name), new.get(name)) for name in sorted(names)]
     return StageDiff(old_name, new_name, tuple(files), tuple(imported))
 
@@ -147,7 +149,10 @@ def function_sources(source: str) -> dict[str, str]:
 
 
 def imported_modules(stage: str, sources: dict[str, str]) -> list[str]:
-    """Modules of other stages that a stage's files import, and what those import in turn; sorted."""
+    """Modules of other stages that a stage's files import, and what those import in turn; sorted.
+
+    A package stands for all that is in it.
+    """
     found: set[str] = set()
     todo = list(sources.values())
     while todo:
@@ -159,7 +164,7 @@ def imported_modules(stage: str, sources: dict[str, str]) -> list[str]:
             if module in known:
                 found.add(module)
                 todo.append(known[module])
-    return sorted(found)
+    return sorted(module for module in found if module.rpartition(".")[0] not in found)
 
 
 def render(diff: StageDiff, everything: bool = False) -> RenderableType:
@@ -237,18 +242,19 @@ def _functions_note(file: FileDiff) -> str:
     return ", ".join(sign + name for sign, names in signs for name in names)
 
 
-def _summary(diff: StageDiff) -> Table:
-    table = Table(title=f"{diff.before} → {diff.after}: {STAGES[diff.after].idea}", title_justify="left")
-    table.add_column("file")
-    table.add_column("what")
+def _summary(diff: StageDiff) -> RenderableType:
+    table = Table(box=None, header_style="bold")
+    table.add_column("file", no_wrap=True)
+    table.add_column("")
     table.add_column("added", justify="right", style=STYLES["+"])
     table.add_column("removed", justify="right", style=STYLES["-"])
-    table.add_column("functions (+ new, - gone)")
     for file in diff.files:
-        table.add_row(file.name, file.kind, str(file.added), str(file.removed), _functions_note(file))
+        table.add_row(file.name, file.kind, str(file.added), str(file.removed))
     for module in diff.imported:
-        table.add_row(module, "imported unchanged", "", "", "")
-    return table
+        table.add_row(module, "imported unchanged", "", "")
+    notes = [f"{f.name}, functions (+ new, - gone): {_functions_note(f)}" for f in diff.of_kind("edited")]
+    title = Text(f"{diff.before} → {diff.after}: {STAGES[diff.after].idea}", style="bold")
+    return Group(title, Text(), table, Text(), *(Text(note) for note in notes))
 
 
 def _html_files(diff: StageDiff) -> Iterator[str]:

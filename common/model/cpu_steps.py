@@ -1,9 +1,9 @@
-"""The small steps between two linear layers, each as one pass over memory: numba kernels for a few rows on a CPU.
+"""The small steps between two linear layers, each as one pass over memory, for a few rows on a CPU.
 
-Plain torch needs about ten operators for a norm and six for a rotation.  At a few rows none of them has work
-to do, but each costs microseconds: together they took a third of a decode forward.  Every value is rounded where
-the torch version in `layers.py` and `rope.py` rounds it; those stay the definition, and serve all else (GPUs,
-float64, long prompts).
+Plain torch needs about ten operators for a norm and six for a rotation.  At a few rows none of them has work to
+do, but each costs microseconds, and together they took up to a third of a decode forward.  These are numba
+kernels.  Every value is rounded where the torch version in `layers.py` and `rope.py` rounds it; those stay the
+definition, and serve all else (GPUs, float64, long prompts).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import float32, njit, uint16, uint32
+from numba import carray, float32, int64, njit, types, uint16, uint32
 from numba.extending import intrinsic, overload
+
+# How numba knows the elements of a tensor: it has no bfloat16, so those go by their bits.
+LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
 
 
 def add_rms_norm(
@@ -24,25 +26,39 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """As `layers.add_rms_norm`, for contiguous `[T, H]` in float32 or bfloat16 on the CPU."""
     out = torch.empty_like(hidden)  # [T, H]
-    rows = _array(hidden)
     _add_rms_norm(
-        rows, rows if delta is None else _array(delta), delta is not None, _array(weight), eps, _array(out)
+        LIKE[hidden.dtype],
+        _address(hidden),
+        0 if delta is None else _address(delta),
+        _address(weight),
+        _address(out),
+        *hidden.shape,
+        eps,
     )
     return out
 
 
 def rotate(packed: torch.Tensor, num_heads: int, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """As `rope.rotate`, for contiguous `[T, >= H * D]` in float32 or bfloat16 on the CPU."""
-    rows, head_dim = packed.shape[0], cos.shape[-1]
-    out = packed.new_empty(rows, num_heads, head_dim)  # [T, H, D]
-    tables = cos.view(rows, head_dim), signed_sin.view(rows, head_dim)  # [T, D]
-    _rotate(_array(packed), *map(_array, tables), _array(out))
+    rows, width = packed.shape
+    out = packed.new_empty(rows, num_heads, cos.shape[-1])  # [T, H, D]
+    _rotate(
+        LIKE[packed.dtype],
+        _address(packed),
+        _address(cos),
+        _address(signed_sin),
+        _address(out),
+        width,
+        *out.shape,
+    )
     return out
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """The same memory for numba, which knows no bfloat16: its bits as uint16."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor lies.  Addresses, since making a numpy array of a tensor takes longer than the work on it."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of shape {list(tensor.shape)} is strided, which these kernels cannot see")
+    return tensor.data_ptr()
 
 
 def _compile(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -58,15 +74,30 @@ def _compile(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 @intrinsic
+def _at(typing_context, address, like):  # type: ignore[no-untyped-def]
+    """A pointer to elements like `like` from an address."""
+    pointer = types.CPointer(like)
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    return pointer(int64, like), generate
+
+
+@intrinsic
 def _to_bits(typing_context, value):  # type: ignore[no-untyped-def]
     """The bits of a float32."""
-    return uint32(float32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
+    return uint32(float32), _bitcast
 
 
 @intrinsic
 def _from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     """The float32 of some bits."""
-    return float32(uint32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
+    return float32(uint32), _bitcast
+
+
+def _bitcast(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
 
 def _wide(stored):  # type: ignore[no-untyped-def]
@@ -96,17 +127,19 @@ def _rounded_for(value, like):  # type: ignore[no-untyped-def]
 
 # A sum that may be taken in any order can be vectorised; NaN and infinity keep their meaning.
 @_compile(fastmath={"reassoc"})
-def _add_rms_norm(hidden, delta, adds, weight, eps, out):  # type: ignore[no-untyped-def]
-    rows, width = hidden.shape
-    like = hidden.dtype.type(0)
+def _add_rms_norm(like, hidden_at, delta_at, weight_at, out_at, rows, width, eps):  # type: ignore[no-untyped-def]
+    hidden = carray(_at(hidden_at, like), (rows, width))
+    delta = carray(_at(delta_at, like), (rows, width))  # never read if delta_at is 0
+    weight = carray(_at(weight_at, like), (width,))
+    out = carray(_at(out_at, like), (rows, width))
     row = np.empty(width, np.float32)
     for t in range(rows):
+        if delta_at != 0:
+            for i in range(width):
+                hidden[t, i] = _rounded(_wide(hidden[t, i]) + _wide(delta[t, i]), like)
         square = float32(0)
         for i in range(width):
-            if adds:
-                hidden[t, i] = _rounded(_wide(hidden[t, i]) + _wide(delta[t, i]), like)
             row[i] = _wide(hidden[t, i])
-        for i in range(width):
             square += row[i] * row[i]
         factor = float32(1) / math.sqrt(square / float32(width) + float32(eps))
         for i in range(width):
@@ -115,10 +148,11 @@ def _add_rms_norm(hidden, delta, adds, weight, eps, out):  # type: ignore[no-unt
 
 
 @_compile()
-def _rotate(packed, cos, signed_sin, out):  # type: ignore[no-untyped-def]
-    rows, heads, size = out.shape
+def _rotate(like, packed_at, cos_at, signed_sin_at, out_at, width, rows, heads, size):  # type: ignore[no-untyped-def]
+    packed = carray(_at(packed_at, like), (rows, width))
+    cos, signed_sin = carray(_at(cos_at, like), (rows, size)), carray(_at(signed_sin_at, like), (rows, size))
+    out = carray(_at(out_at, like), (rows, heads, size))
     half = size // 2
-    like = packed.dtype.type(0)
     for t in range(rows):
         cosines, sines = cos[t, half:], signed_sin[t, half:]
         for h in range(heads):

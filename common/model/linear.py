@@ -20,8 +20,8 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 # oneDNN chooses the layout by the number of rows it is told.  That for 64 is as fast at every other number
 # tried (1 to 512); only the layout for a single row is slow elsewhere.
 LAYOUT_ROWS = 64
-# In bfloat16 oneDNN computes fewer rows than this more slowly than this many.
-MIN_ROWS_BF16 = 4
+# oneDNN computes fewer rows than this more slowly than this many.
+MIN_ROWS = 4
 
 
 # Above this many rows torch's operators have enough to do to be worth their cost, and use all cores.
@@ -30,9 +30,7 @@ FEW_ROWS = 256
 
 def few_rows_on_cpu(x: torch.Tensor) -> bool:
     """Whether `cpu_steps` does the small steps on `[T, ...]` better than torch."""
-    return (
-        x.device.type == "cpu" and 0 < x.shape[0] <= FEW_ROWS and x.dtype in (torch.float32, torch.bfloat16)
-    )
+    return x.is_cpu and 0 < x.shape[0] <= FEW_ROWS and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -64,18 +62,19 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS)  # [out, in], opaque
+        self.linear = torch.ops.mkldnn._linear_pointwise.default
         self.bias = bias
-        self.min_rows = MIN_ROWS_BF16 if weight.dtype == torch.bfloat16 else 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[T, in]` -> `[T, out]`."""
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty(0, self.packed.shape[0])
-        if rows < self.min_rows:
-            x = F.pad(x, (0, 0, 0, self.min_rows - rows))  # [min_rows, in]
-        out = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return out[:rows]  # [T, out]
+        if rows == 1:
+            return self(x.expand(MIN_ROWS, -1))[:1]  # [1, out]
+        if rows < MIN_ROWS:
+            return self(F.pad(x, (0, 0, 0, MIN_ROWS - rows)))[:rows]  # [T, out]
+        return self.linear(x, self.packed, self.bias, "none", [], "")  # [T, out]
 
 
 @cache

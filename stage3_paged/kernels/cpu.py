@@ -158,7 +158,7 @@ def attend_short_queries(
     scaled = q.to(torch.float64 if exact else torch.float32) * (scale if exact else scale * BASE)
     rows = max(r for r in range(1, 9) if num_heads // num_kv_heads % r == 0)
     lanes = 8 if exact else 16
-    shapes = tuple(((0,) * rows, (0,) * math.gcd(lanes, size)) for size in (block_size, head_size))
+    tile = ((0,) * n for n in (rows, math.gcd(lanes, block_size), math.gcd(lanes, head_size)))
     pieces = _run(plan_pieces, query_start, seq_lens, window or 0, LONGEST_SHORT_QUERY, PIECE)
     out = torch.empty(q.shape, dtype=scaled.dtype)  # [T, Hq, D]
     sums, peaks, totals = (
@@ -166,7 +166,7 @@ def attend_short_queries(
     )
     parts = (sums.reshape(-1), peaks.reshape(-1, num_heads), totals.reshape(-1, num_heads))
     cache = (_flat(keys), _flat(values), block_tables, block_size, num_kv_heads, head_size)
-    _run(attend_pieces, shapes, _flat(scaled), cache, pieces, parts, out.numpy(), torch.get_num_threads())
+    _run(attend_pieces, *tile, _flat(scaled), cache, pieces, parts, out.numpy(), torch.get_num_threads())
     return out
 
 
@@ -268,9 +268,9 @@ def _physical(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _flat(array: torch.Tensor) -> np.ndarray:
-    """A flat view for numba, bfloat16 as its bits."""
-    bits = array.view(torch.uint16) if array.dtype == torch.bfloat16 else array
-    return bits.numpy().reshape(-1)
+    """A flat view for numba; its 16-bit floats go as integers, see `cpu_numba._load_vector`."""
+    stand_in = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(array.dtype, array.dtype)
+    return array.view(stand_in).numpy().reshape(-1)
 
 
 def _run(function, *arguments):

@@ -32,11 +32,13 @@ POWERS_OF_LN2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in 
 
 
 @njit(cache=True, parallel=True)
-def attend_pieces(shapes, q, cache, pieces, parts, out, workers):
+def attend_pieces(rows, lanes, value_lanes, q, cache, pieces, parts, out, workers):
     """Attend with every piece, split over the threads so that each reads the same number of tokens.
 
     Args:
-        shapes: ((rows, lanes) of the score tile, (rows, lanes) of the value tile), see `tile_product`.
+        rows: tuple as long as the tiles are high: query heads handled together, see `_tile_product`.
+        lanes: tuple as long as a score tile is wide, a divisor of bs.
+        value_lanes: tuple as long as a value tile is wide, a divisor of D.
         q: flat `[T, Hq, D]`, scaled.
         cache: (flat K, flat V, `[B, max blocks]` block tables, bs, Hkv, D).
         pieces: `[P, 4]` from `cpu.plan_pieces`.
@@ -48,7 +50,8 @@ def attend_pieces(shapes, q, cache, pieces, parts, out, workers):
     total = count_tokens(pieces) * num_kv_heads
     for worker in prange(workers):
         first, last = total * worker // workers, total * (worker + 1) // workers
-        scores = np.empty(len(shapes[0][0]) * (PIECE + cache[3]), dtype=q.dtype)  # [rows, PIECE + bs]
+        shapes = (rows, lanes), (rows, value_lanes)
+        scores = np.empty(len(rows) * (PIECE + cache[3]), dtype=q.dtype)  # [rows, PIECE + bs]
         blocks = np.empty(PIECE // cache[3] + 2, dtype=np.int64)
         done = 0
         for p in range(len(pieces)):
@@ -270,11 +273,15 @@ def _repeat(builder, n, values, step):
 
 
 def _load_vector(builder, pointer, dtype, vector):
-    """Load a vector and widen it.  Numba knows no bfloat16: it is the upper half of a float32's bits."""
+    """Load a vector and widen it.
+
+    Numba knows no 16-bit floats.  `uint16` stands for bfloat16, which is the upper half of a float32's bits,
+    and `int16` for float16.
+    """
     lanes = vector.count
     if dtype in (types.float32, types.float64):
         return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=dtype.bitwidth // 8)
-    if dtype == types.float16:
+    if dtype == types.int16:
         half = ir.VectorType(ir.HalfType(), lanes)
         return builder.fpext(builder.load(builder.bitcast(pointer, half.as_pointer()), align=2), vector)
     short, word = (ir.VectorType(ir.IntType(bits), lanes) for bits in (16, 32))

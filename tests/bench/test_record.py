@@ -1,5 +1,7 @@
 """What a recorder writes down, and the figures made of it, against counts done by hand."""
 
+from itertools import pairwise
+
 import pytest
 from support.counting import CONFIG, counting_engine
 
@@ -41,7 +43,7 @@ def test_records_agree_with_the_engines_counters(stage: str) -> None:
     assert sum(len(step.emitted) for step in run.steps) == stats.tokens_emitted == 35
     assert sum(len(step.finished) for step in run.steps) == stats.sequences_finished == len(LENGTHS)
     assert stats.idle_slot_steps == sum(4 - len(step.computed) for step in run.steps)
-    assert all(a.seconds <= b.seconds for a, b in zip(run.steps, run.steps[1:], strict=False))
+    assert all(a.seconds <= b.seconds for a, b in pairwise(run.steps))
 
 
 def test_memory_is_seen_while_the_forward_holds_it() -> None:
@@ -158,3 +160,14 @@ def test_no_token_for_an_unfinished_chunk() -> None:
     script = ScriptedLengths(CountingExecutor(), {"0": 1}, CONFIG)
     assert script.execute([(seq, 4)]) == [None]
     assert script.execute([(seq, 6)]) == [SampledToken(2)]
+
+
+def test_a_paged_head_needs_a_block_to_grow_into() -> None:
+    """Five blocks of 4: A (8 tokens) takes two; B's 8 need two and a spare.  One batch, then the next."""
+    fits = []
+    for kv_tokens in (16, 20):
+        engine, requests = counting_engine(
+            "stage3_paged", [(8, 2), (8, 2)], kv_tokens=kv_tokens, max_num_seqs=1
+        )
+        fits.append(Recorder(engine).run(requests).steps[0].head_fits)
+    assert fits == [False, True]

@@ -97,7 +97,9 @@ def test_a_childs_error_is_one_line(change, words) -> None:
 
 def test_a_child_that_dies_is_said_so(monkeypatch) -> None:
     monkeypatch.setattr("common.bench.job.sys.executable", "/bin/false")
-    with pytest.raises(SixstageError, match="without a result"):
+    with pytest.raises(
+        SixstageError, match="stage2_kvcache: the run ended with exit code 1: it said nothing"
+    ):
         run_fresh(TINY)
 
 

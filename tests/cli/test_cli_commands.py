@@ -1,8 +1,8 @@
 """What the commands do, on a tiny model."""
 
+import importlib
 import inspect
 import json
-import pkgutil
 
 import pytest
 
@@ -89,28 +89,29 @@ class TestMeasure:
     """The experiments have tests of their own; here, what reaches them."""
 
     @pytest.fixture
-    def called(self, monkeypatch):
-        """Function -> its arguments, which its real signature must accept; it runs nothing."""
-        calls = {}
+    def watch(self, monkeypatch):
+        """`watch("demo.run")`: the arguments it will be called with, which it must accept; it runs nothing."""
 
-        def watch(name):
-            signature = inspect.signature(pkgutil.resolve_name(f"common.bench.{name}"))
+        def replace(name):
+            module, function = name.split(".")
+            home = importlib.import_module(f"common.bench.{module}")
+            signature, seen = inspect.signature(getattr(home, function)), {}
 
             def note(**arguments):
                 signature.bind(**arguments)
-                calls[name] = arguments
+                seen.update(arguments)
 
-            monkeypatch.setattr(f"common.bench.{name}", note)
+            monkeypatch.setattr(home, function, note)
+            return seen
 
-        for name in ("demo.run", "run_stage.bench", "capacity.run"):
-            watch(name)
-        return calls
+        return replace
 
-    def test_demo(self, sixstage, called, tmp_path):
+    def test_demo(self, sixstage, watch, tmp_path):
+        seen = watch("demo.run")
         words = ["--stage", "1", "--stage", "stage2_kvcache", "--kv-bytes", "1MiB", "--quick"]
         outcome = sixstage("demo", *words, "--out", str(tmp_path / "new"), "--json", str(tmp_path / "a.json"))
         assert outcome.code == 0
-        assert called["demo.run"] == {
+        assert seen == {
             "model": "smollm2-135m",
             "quick": True,
             "json": tmp_path / "a.json",
@@ -119,38 +120,54 @@ class TestMeasure:
             "out": tmp_path / "new",
         }
 
-    def test_what_is_not_given_is_the_experiments_own_default(self, sixstage, called):
+    def test_what_is_not_given_is_the_experiments_own_default(self, sixstage, watch):
+        seen = watch("demo.run")
         assert sixstage("demo").code == 0
-        assert {"stages", "kv_bytes", "dtype", "json"}.isdisjoint(called["demo.run"])
+        assert {"stages", "kv_bytes", "dtype", "json"}.isdisjoint(seen)
 
     @pytest.mark.parametrize("words", [["bench", "--quick"], ["bench", "stages", "--quick"]])
-    def test_bench_alone_compares_the_stages(self, sixstage, called, words):
+    def test_bench_alone_compares_the_stages(self, sixstage, watch, words):
+        seen = watch("run_stage.bench")
         assert sixstage(*words).code == 0
-        assert called["run_stage.bench"]["quick"] is True
+        assert seen["quick"] is True
 
-    def test_bench_of_nothing_compares_the_stages(self, sixstage, called):
+    def test_bench_of_nothing_compares_the_stages(self, sixstage, watch):
+        seen = watch("run_stage.bench")
         assert sixstage("bench").code == 0
-        assert list(called) == ["run_stage.bench"]
+        assert seen["quick"] is False
 
-    def test_bench_passes_on_what_it_is_given(self, sixstage, called):
-        words = [
-            "--workload",
-            "uniform",
-            "--num-requests",
-            "3",
-            "--runs",
-            "2",
-            "--reservation",
-            "max_model_len",
-        ]
-        assert sixstage("bench", *words, "--block-size", "8", "--max-num-seqs", "4").code == 0
+    def test_bench_passes_on_what_it_is_given(self, sixstage, watch):
+        seen = watch("run_stage.bench")
+        words = ["--workload", "uniform", "--num-requests", "3", "--runs", "2", "--block-size", "8"]
+        assert sixstage("bench", *words, "--reservation", "max_model_len").code == 0
         expected = {"workload": "uniform", "num_requests": 3, "runs": 2, "reservation": "max_model_len"}
-        assert expected.items() <= called["run_stage.bench"].items()
-        assert {"block_size": 8, "max_num_seqs": 4}.items() <= called["run_stage.bench"].items()
+        assert expected.items() <= seen.items()
+        assert seen["block_size"] == 8
 
-    def test_capacity(self, sixstage, called):
-        assert sixstage("bench", "capacity").code == 0
-        assert list(called) == ["capacity.run"]
+    @pytest.mark.parametrize(
+        ("words", "function"),
+        [
+            (["demo"], "demo.run"),
+            (["bench"], "run_stage.bench"),
+            (["bench", "capacity"], "capacity.run"),
+            (["bench", "batching"], "batching.run"),
+        ],
+    )
+    def test_what_all_take_reaches_each(self, sixstage, watch, words, function):
+        seen = watch(function)
+        shared = ["--model", "m", "--dtype", "float32", "--kv-bytes", "1MiB", "--kernel", "cpu", "--quick"]
+        assert sixstage(*words, *shared).code == 0
+        expected = {"model": "m", "dtype": "float32", "kv_bytes": 1 << 20, "kernel": "cpu", "quick": True}
+        assert expected.items() <= seen.items()
+
+    @pytest.mark.parametrize(
+        ("words", "function"),
+        [(["demo"], "demo.run"), (["bench"], "run_stage.bench"), (["bench", "batching"], "batching.run")],
+    )
+    def test_batch_size_reaches_those_that_batch(self, sixstage, watch, words, function):
+        seen = watch(function)
+        assert sixstage(*words, "--max-num-seqs", "3").code == 0
+        assert seen["max_num_seqs"] == 3
 
     def test_roofline_prints_and_writes(self, sixstage, tmp_path):
         target = tmp_path / "roofline.json"

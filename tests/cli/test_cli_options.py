@@ -92,7 +92,7 @@ def test_help_teaches(sixstage, name):
         assert "Look at:" in outcome.out
 
 
-@pytest.mark.parametrize("name", ["demo", "bench stages", "bench capacity", "roofline"])
+@pytest.mark.parametrize("name", ["demo", "bench stages", "bench capacity", "bench batching", "roofline"])
 def test_measuring_commands_take_json_and_quick(name):
     assert {"json_file", "quick"} <= {option.name for option in commands()[name].params}
 

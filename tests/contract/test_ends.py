@@ -96,3 +96,32 @@ def test_members_of_a_batch_end_one_by_one(stage):
     }
     assert engine.kv.usage().reserved == 0
     assert engine.live == {}
+
+
+@pytest.mark.parametrize(
+    ("stop_ids", "expected", "reason"),
+    [
+        ([], [40, 7, EOS, 41, 9, 42], (FinishReason.LENGTH, None)),
+        ([9], [40, 7, EOS, 41, 9], (FinishReason.STOP, 9)),
+    ],
+)
+def test_ignore_eos_means_every_eos_id_of_the_model(stage, stop_ids, expected, reason):
+    """B101: EOS [2, 7], 7 at step 2, max_tokens 6: all six come; a user's stop id still stops."""
+    config = scripted_config(eos_token_ids=frozenset({EOS, 7}))
+    model = ScriptedModel({14: (3, [40, 7, EOS, 41, 9, 42])}, config)
+    params = {"ignore_eos": True, "max_tokens": 6, "stop_token_ids": stop_ids}
+    said = run(build(stage, model), [ask("a", prompt(14), **params)])["a"]
+    assert tokens(said) == expected
+    assert finish(said) == reason
+
+
+def test_both_answers_of_a_request_end_with_their_first_token(stage):
+    """B115: n = 2, EOS comes first: one token each, reason stop, nothing kept."""
+    engine = build(stage, ScriptedModel(SCRIPT))
+    said = run(engine, [ask("a", prompt(11), n=2)])["a"]
+    assert [(o.index, o.new_token_ids, o.finish_reason) for o in sorted(said, key=lambda o: o.index)] == [
+        (0, (EOS,), FinishReason.STOP),
+        (1, (EOS,), FinishReason.STOP),
+    ]
+    assert not engine.has_unfinished()
+    assert engine.kv.usage().reserved == 0

@@ -8,6 +8,8 @@ from support.engines import ask, build, tokens
 from support.invariants import check_drained, check_memory, poison_free_memory
 from support.scripted import EOS, ScriptedModel
 
+from common.stages import find_stage
+
 KV_TOKENS = 48
 LENGTHS = {m: 1 + (m * 7) % 17 for m in range(3, 19)}
 SCRIPTS = {m: (LENGTHS[m], [20 + (m * 5 + i) % 40 for i in range(m % 9 + 1)] + [EOS]) for m in LENGTHS}
@@ -33,13 +35,15 @@ def expected(marker: int, max_tokens: int, room: int) -> list[int]:
     block_size=st.sampled_from([1, 2, 4, 8]),
     seats=st.integers(1, 4),
     reservation=st.sampled_from(["max_tokens", "max_model_len"]),
+    budget=st.sampled_from([1024, 4, 5, 9]),
 )
-def test_random_runs(stage, operations, block_size, seats, reservation):
+def test_random_runs(stage, operations, block_size, seats, reservation, budget):
     """B04, B07, B08, B10 and every other way in which memory is lost or shared by mistake."""
     model = ScriptedModel(SCRIPTS)
+    chunks = {"max_num_batched_tokens": budget} if find_stage(stage)[1].splits_prompts else {}
     engine = build(
         stage, model, kv_tokens=KV_TOKENS, max_model_len=32, block_size=block_size, max_num_seqs=seats,
-        reservation=reservation,
+        reservation=reservation, **chunks,
     )  # fmt: skip
     asked: dict[str, tuple[int, int, int]] = {}
     said: dict[str, list] = {}

@@ -162,3 +162,16 @@ def test_counters_tell_what_happened(stage):
     else:
         assert stats.forwards == 8
         assert stats.tokens_computed == (4 + 5 + 6 + 7 + 8) + (4 + 5 + 6)
+
+
+def test_last_batch_is_what_the_last_forward_computed(stage):
+    """Watchers read it after the step, also when the step has ended someone."""
+    engine = build(stage, ScriptedModel(SCRIPT), max_num_seqs=2)
+    assert list(engine.last_batch) == []
+    for marker, max_tokens in ((3, 1), (4, 2)):
+        engine.add_request(ask(str(marker), prompt(marker), max_tokens=max_tokens))
+    while engine.has_unfinished():
+        outputs = engine.step()
+        seen = [(seq.request_id, num_new) for seq, num_new in engine.last_batch]
+        assert [name for name, _ in seen] == [output.request_id for output in outputs]
+        assert [num_new for _, num_new in seen] == engine.model.forwards[-1]

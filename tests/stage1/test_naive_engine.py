@@ -28,7 +28,7 @@ def engine_over(**options):
 @pytest.mark.parametrize("p", [1, 2, 7, 30])
 @pytest.mark.parametrize("n", [1, 2, 5, 24])
 def test_cost_of_one_answer(p, n):
-    """n tokens to a prompt of p cost n * p + n * (n - 1) / 2 token forwards."""
+    """An answer of n tokens to a prompt of p costs n * p + n * (n - 1) / 2 token forwards."""
     engine = engine_over()
     said = run(engine, [ask("a", prompt(9, p), max_tokens=n)])["a"]
     assert engine.stats.tokens_computed == said[-1].counters.tokens_computed == n * p + n * (n - 1) // 2

@@ -54,9 +54,7 @@ def test_what_a_request_reserves(reservation, prompt, max_tokens, slots):
     assert kv.allocate(sequence(prompt, max_tokens)) == slots
 
 
-@pytest.mark.parametrize(
-    ("reservation", "need"), [("max_tokens", 26), ("max_model_len", 64)]
-)
+@pytest.mark.parametrize(("reservation", "need"), [("max_tokens", 26), ("max_model_len", 64)])
 def test_refusal_says_how_much_is_needed_and_how_much_there_is(reservation, need):
     """B46: what an empty slab cannot hold is refused by name, in bytes and in tokens."""
     kv = cache(need - 1, reservation=reservation)

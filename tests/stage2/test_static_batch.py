@@ -31,7 +31,14 @@ def test_in_together_and_out_together():
     """C waits until A and B are both done, though B's place is idle from step 3 on."""
     engine = engine_over(max_num_seqs=2)
     watch = Watch(engine)
-    run(engine, [ask("A", prompt(3), max_tokens=4), ask("B", prompt(4), max_tokens=2), ask("C", prompt(5), max_tokens=2)])
+    run(
+        engine,
+        [
+            ask("A", prompt(3), max_tokens=4),
+            ask("B", prompt(4), max_tokens=2),
+            ask("C", prompt(5), max_tokens=2),
+        ],
+    )
     assert [f.parts for f in watch.forwards] == [
         [("A", 4), ("B", 4)], [("A", 1), ("B", 1)], [("A", 1)], [("A", 1)], [("C", 4)], [("C", 1)],
     ]  # fmt: skip
@@ -110,7 +117,7 @@ def test_equal_to_stage_1(reservation, variant):
 
 
 def test_each_token_is_computed_once():
-    """p + n - 1 instead of n * p + n * (n - 1) / 2: the last token is never computed."""
+    """The cost is p + n - 1 instead of n * p + n * (n - 1) / 2: the last token is never computed."""
     engine = engine_over()
     run(engine, [ask("a", prompt(3), max_tokens=9)])
     assert engine.stats.tokens_computed == 4 + 9 - 1
@@ -126,7 +133,11 @@ def test_waste_as_the_paper_splits_it():
     """
     engine = engine_over(kv_tokens=20, max_num_seqs=4)
     run_ = Recorder(engine).run(
-        [ask("A", prompt(3), max_tokens=4), ask("B", prompt(6), max_tokens=8), ask("C", prompt(4), max_tokens=3)]
+        [
+            ask("A", prompt(3), max_tokens=4),
+            ask("B", prompt(6), max_tokens=8),
+            ask("C", prompt(4), max_tokens=3),
+        ]
     )
     splits = list(split_steps(run_).values())
     assert splits[:4] == [

@@ -63,17 +63,6 @@ def test_preemption_does_not_matter(kv_tokens, block_size):
     check_drained(engine)
 
 
-def test_prompt_logprobs_in_chunks_and_after_preemption():
-    """B26: the same entries whatever the chunks, each position once."""
-    prompt = [(3 * i) % 97 for i in range(9)]
-    request = ask("a", prompt, prompt_logprobs=1, max_tokens=2)
-    [whole] = [o.prompt_logprobs for o in run(engine_over(), [request])["a"] if o.prompt_logprobs]
-    for budget in (2, 4, 5):
-        engine = engine_over(max_num_batched_tokens=budget, max_num_seqs=2)
-        [chunked] = [o.prompt_logprobs for o in run(engine, [request])["a"] if o.prompt_logprobs]
-        assert [sorted(entry or ()) for entry in chunked] == [sorted(entry or ()) for entry in whole]
-
-
 def test_no_token_comes_from_an_unfinished_chunk():
     """B44: chunks 1 and 2 of 3 are silent, and the generator is used once per token."""
     engine = engine_over(max_num_batched_tokens=4, max_num_seqs=4)

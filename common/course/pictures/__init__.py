@@ -5,11 +5,13 @@ Each function returns a matplotlib `Figure`; `to_svg` and `to_png` make files of
 
 from common.course.pictures.bars import memory_bars, throughput_bars
 from common.course.pictures.blocks import block_table, kv_growth
+from common.course.pictures.curves import budget_curve
 from common.course.pictures.export import to_png, to_svg
 from common.course.pictures.timeline import memory_map, slot_timeline
 
 __all__ = [
     "block_table",
+    "budget_curve",
     "kv_growth",
     "memory_bars",
     "memory_map",

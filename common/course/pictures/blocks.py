@@ -12,12 +12,12 @@ from matplotlib.patches import Patch, Rectangle
 from common.bench.record import Run
 from common.course.pictures.palette import (
     INK,
-    RESERVED_ALPHA,
     dress,
+    hatched,
     legend,
     new_figure,
     request_colors,
-    reserved,
+    tinted,
 )
 
 
@@ -77,12 +77,12 @@ def kv_growth(run: Run, request_id: str, title: str = "", index: int = 0) -> Fig
     color = request_colors([request_id])[request_id]
     for row, part in enumerate(parts):
         known = part.context - part.num_new
-        axes.barh(row, known, height=0.85, **reserved(color))
+        axes.barh(row, known, height=0.85, **hatched(color))
         axes.barh(row, part.num_new, left=known, height=0.85, color=color)
     axes.set_xlim(0, longest)
     axes.set_ylim(len(parts) - 0.5, -0.5)
     dress(axes, title, "position in the sequence", "forward")
-    cached = Patch(label="K/V read from the cache", **reserved(color))
+    cached = Patch(label="K/V read from the cache", **hatched(color))
     legend(figure, [Patch(facecolor=color, label="computed in this forward"), cached])
     return figure
 
@@ -90,7 +90,7 @@ def kv_growth(run: Run, request_id: str, title: str = "", index: int = 0) -> Fig
 def _cell(axes: Axes, column: float, row: float, color: str | None, filled: float, text: str) -> None:
     """A unit square: outline, the filled share of it from the left, a word in the middle."""
     if color is not None:
-        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=color, alpha=RESERVED_ALPHA, linewidth=0))
+        axes.add_patch(Rectangle((column, row), 1, 1, **tinted(color)))
         axes.add_patch(Rectangle((column, row), filled, 1, facecolor=color, linewidth=0))
     axes.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, linewidth=0.7))
     if text:

@@ -22,7 +22,7 @@ def to_svg(figure: Figure, alt: str, themed: bool = True) -> str:
     """
     buffer = io.StringIO()
     # The salt makes ids, and so files, the same on every run.
-    with matplotlib.rc_context({"svg.hashsalt": "sixstage", "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"svg.hashsalt": "sixstage", "svg.fonttype": "path", "hatch.linewidth": 0.6}):
         background = "none" if themed else "white"
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, facecolor=background)
     svg = buffer.getvalue()

@@ -42,18 +42,20 @@ MEMORY = {
 }
 """The kinds of KV memory of `common.bench.memory.Split`."""
 
-RESERVED_HATCH = "////"
-RESERVED_ALPHA = 0.22  # of the tint; the hatch over it is opaque
+TINT = 0.15  # opacity below the hatch
 
 
-def reserved(color: str) -> dict[str, Any]:
-    """How to fill what is set aside and empty: a tint of the colour, hatched in it."""
-    return {
-        "facecolor": to_rgba(color, RESERVED_ALPHA),
-        "edgecolor": color,
-        "hatch": RESERVED_HATCH,
-        "linewidth": 0,
-    }
+def hatched(color: str) -> dict[str, Any]:
+    """How to fill what is set aside and empty: hatched in its colour, over nothing.
+
+    (SVG draws a filled hatch in one opacity, so that fill and lines of one colour would melt into one.)
+    """
+    return {"facecolor": "none", "edgecolor": color, "hatch": "////", "linewidth": 0}
+
+
+def tinted(color: str) -> dict[str, Any]:
+    """A faint ground for `hatched`."""
+    return {"facecolor": to_rgba(color, TINT), "linewidth": 0}
 
 
 def stage_color(stage: str) -> str:
@@ -67,10 +69,8 @@ def request_colors(request_ids: list[str]) -> dict[str, str]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A transparent figure of this size in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.patch.set_alpha(0.0)
-    return figure
+    """A figure of this size in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def dress(axes: Axes, title: str = "", xlabel: str = "", ylabel: str = "") -> None:

@@ -14,10 +14,11 @@ from common.course.pictures.palette import (
     FAINT,
     INK,
     dress,
+    hatched,
     legend,
     new_figure,
     request_colors,
-    reserved,
+    tinted,
 )
 
 MIB = 1 << 20
@@ -38,10 +39,10 @@ def memory_map(run: Run, title: str = "") -> Figure:
         run: recorded with its spans.
         title: above the picture.
     """
-    figure = new_figure(8.0, 3.4)
-    axes = figure.subplots()
     capacity = run.steps[0].usage.capacity if run.steps else 0
-    dress(axes, title, "forward", "KV memory, token slots")
+    figure = new_figure(8.0, 3.4 if capacity else 1.3)
+    axes = figure.subplots()
+    dress(axes, title, "forward", "KV memory, token slots" if capacity else "")
     axes.set_xlim(0, max(len(run.steps), 1))
     if not capacity:
         axes.text(0.5, 0.5, "keeps no K/V: nothing is reserved", transform=axes.transAxes, ha="center",
@@ -53,9 +54,9 @@ def memory_map(run: Run, title: str = "") -> Figure:
     for place, stay in _stays(run.steps):
         _draw_stay(axes, place[2], stay, colors[place[0]])
     _bytes_axis(axes, run.steps[0].usage.bytes_per_token)
-    hatched = Patch(label="reserved: empty, or its request has ended", **reserved(FAINT))
+    kept = Patch(label="reserved: empty, or its request has ended", **hatched(FAINT))
     free = Patch(facecolor="none", edgecolor=FAINT, label="free")
-    legend(figure, [Patch(facecolor=FAINT, label="holds a token's K/V"), hatched, free])
+    legend(figure, [Patch(facecolor=FAINT, label="holds a token's K/V"), kept, free])
     return figure
 
 
@@ -65,7 +66,7 @@ def slot_timeline(run: Run, title: str = "") -> Figure:
     A sequence keeps the row in which it first appears.  Prompts are drawn dark-edged and full height,
     generated tokens lower.
     """
-    figure = new_figure(8.0, 1.5 + 0.16 * run.max_num_seqs)
+    figure = new_figure(8.0, 1.4 + 0.11 * run.max_num_seqs)
     axes = figure.subplots()
     colors = request_colors(list(run.added))
     rows = assign_rows(run.steps, run.max_num_seqs)
@@ -142,7 +143,8 @@ def _draw_stay(axes: Axes, start: int, stay: Stay, color: str) -> None:
     """Used slots in full colour from the start slot up, the rest of the reservation hatched above them."""
     x = np.arange(stay[0][0], stay[-1][0] + 2)  # each forward is one unit wide
     used, size = (np.array([*(row[i] for row in stay), stay[-1][i]]) for i in (1, 2))
-    axes.fill_between(x, start + used, start + size, step="post", **reserved(color))
+    for fill in (tinted(color), hatched(color)):
+        axes.fill_between(x, start + used, start + size, step="post", **fill)
     axes.fill_between(x, start, start + used, step="post", facecolor=color, linewidth=0)
     axes.hlines(start, x[0], x[-1], color=INK, linewidth=0.25)
 

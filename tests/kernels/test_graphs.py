@@ -1,0 +1,384 @@
+"""Decode steps as graphs: the same logits and answers as the plain path, from buffers that stay where they are.
+
+Without a GPU, `support/tape.py` stands in for the CUDA graph, and the reference kernel, taught to pass over
+rows that stand for no token, for the Triton kernel; in the interpreter's session it is the Triton kernel
+itself.  With a GPU the same tests run the real thing.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import INTERPRETED, needs_gpu
+from support.engines import ask, build, run, tokens
+from support.invariants import check_drained, poison_free_memory
+from support.tape import TapeRecorder
+
+import common.graphs
+from common.batch import ForwardBatch
+from common.config import EngineConfig
+from common.errors import InvalidValue
+from common.graphs import DecodeGraphs, bucket_sizes, decode_graphs
+from common.model.config import ModelConfig
+from common.model.decoder import Decoder
+from common.model.zoo import tiny_config, tiny_weights
+from common.protocol import Engine, Request
+from common.sampling_params import SamplingParams
+from common.sequence import Sequence
+from stage3_paged.kernels import reference
+
+PLACES = {
+    "cpu": ("cpu", torch.float64, "reference", 1e-12),
+    "interpreter": ("cpu", torch.float16, "triton", 3e-2),
+    "gpu": ("cuda", torch.float32, "triton", 1e-4),
+}
+"""Device, dtype, kernel, and how far logits of about 1 may part: a product of more rows rounds differently."""
+
+place = pytest.mark.parametrize(
+    "place", ["interpreter"] if INTERPRETED else ["cpu", pytest.param("gpu", marks=needs_gpu)]
+)
+FAMILIES = {"llama": {}, "mistral": {"sliding_window": 5}, "qwen2": {}, "qwen3": {"num_key_value_heads": 1}}
+SOME_FAMILIES = ["mistral", "qwen3"] if INTERPRETED else list(FAMILIES)  # the interpreter is slow
+COUNTS = (3, 7, 1, 2) if INTERPRETED else (3, 7, 1, 5, 8, 2, 12, 3, 9, 1, 6, 4, 7)
+PAGED_ENGINES = [
+    (stage, kv_tokens) for stage in ("stage3_paged", "stage4_continuous") for kv_tokens in (2048, 72)
+]
+
+
+class PassesOver:
+    """`reference` for decodes whose rows may stand for no token (slot -1, context 0)."""
+
+    gather = staticmethod(reference.gather)
+
+    @staticmethod
+    def store_kv(k, v, k_cache, v_cache, slots):
+        kept = slots >= 0
+        reference.store_kv(k[kept], v[kept], k_cache, v_cache, slots[kept])
+
+    @staticmethod
+    def paged_attention(q, k_cache, v_cache, tables, query_start, seq_lens, scale, **rest):
+        if rest["context_lens"]:
+            return reference.paged_attention(
+                q, k_cache, v_cache, tables, query_start, seq_lens, scale, **rest
+            )
+        live, out = seq_lens > 0, torch.zeros(q.shape, dtype=q.dtype)
+        starts = query_start[: int(live.sum()) + 1]
+        out[live] = reference.paged_attention(
+            q[live], k_cache, v_cache, tables[live], starts, seq_lens[live], scale, rest["window"]
+        )
+        return out
+
+
+def decoder(place: str, family: str) -> Decoder:
+    """A tiny model where the test runs."""
+    device, dtype = PLACES[place][:2]
+    config = ModelConfig.from_hf(tiny_config(family, **FAMILIES[family]))
+    return Decoder.from_tensors(config, tiny_weights(config).__getitem__, dtype, device)
+
+
+def with_graphs(place: str, stage: str, model: Decoder, **options: object) -> Engine:
+    """A stage's engine that captures its decode steps."""
+    engine = build(stage, model, kernel=PLACES[place][2], **options)
+    if PLACES[place][0] == "cuda":
+        assert engine.executor.graphs is not None, "a GPU was there"
+        return engine
+    assert engine.executor.graphs is None, "no GPU was there"
+    recorder = TapeRecorder()
+    kernel = PassesOver if place == "cpu" else engine.kv.kernel
+    engine.kv.kernel = recorder.launched(kernel)
+    engine.executor.graphs = DecodeGraphs(model, engine.kv, engine.config, recorder)
+    return engine
+
+
+def plain(place: str, stage: str, model: Decoder, **options: object) -> Engine:
+    """The same without."""
+    engine = build(stage, model, kernel=PLACES[place][2], enforce_eager=True, **options)
+    assert engine.executor.graphs is None
+    return engine
+
+
+class Crowd:
+    """Sequences of random lengths in a paged cache with random K/V, NaN wherever nobody has written."""
+
+    def __init__(self, engine: Engine, size: int, seed: int = 0) -> None:
+        self.kv, self.rng = engine.kv, random.Random(seed)
+        self.seqs = [Sequence(Request(str(i), (1,), SamplingParams())) for i in range(size)]
+        for seq in self.seqs:
+            length = self.rng.randint(1, 40)
+            seq.token_ids = [self.rng.randrange(300) for _ in range(length)]
+            seq.num_computed_tokens = length - 1
+            self.kv.blocks.allocate(seq, length)
+        self.rng.shuffle(self.seqs)
+        generator = torch.Generator().manual_seed(seed)
+        for cache in self.caches:
+            cache.copy_(torch.randn(cache.shape, generator=generator))
+
+    @property
+    def caches(self) -> list[torch.Tensor]:
+        return [cache for layer in self.kv.layers for cache in layer]
+
+    def batch(self, count: int) -> ForwardBatch:
+        """The next token of some of them, on the host."""
+        scheduled = [(seq, 1) for seq in self.rng.sample(self.seqs, count)]
+        for seq, _ in scheduled:
+            assert self.kv.blocks.allocate(seq, len(seq.token_ids)) is not None
+        batch = ForwardBatch.pack(scheduled)
+        self.kv.prepare(batch, scheduled)
+        for seq, _ in scheduled:
+            seq.num_computed_tokens += 1
+            seq.token_ids.append(self.rng.randrange(300))
+        return batch
+
+
+@place
+@pytest.mark.parametrize("family", SOME_FAMILIES)
+@torch.inference_mode()
+def test_any_series_of_decode_batches(place: str, family: str) -> None:
+    """Batches that grow and shrink, of ever other sequences whose tables grow: the plain path's logits.
+
+    Just the slots of the batch are written: a row that stands for no token leaves nothing behind, not even in
+    the last block, where an index of -1 would lead.
+    """
+    model = decoder(place, family)
+    engine = with_graphs(place, "stage3_paged", model, max_model_len=600)  # so long that Triton splits it
+    graphs, crowd = engine.executor.graphs, Crowd(engine, 12)
+    places = {name: value.data_ptr() for name, value in buffers(graphs).items()}
+    for count in COUNTS:
+        poison_free_memory(SimpleNamespace(kv=crowd.kv, capabilities=engine.capabilities))
+        batch = crowd.batch(count)
+        assert graphs.takes(batch)
+        expected = model.forward(batch.to(model.device), crowd.kv)
+        before = [cache.clone() for cache in crowd.caches]
+        logits = graphs.forward(batch)
+        assert logits.shape == expected.shape
+        assert logits.dtype == expected.dtype
+        torch.testing.assert_close(logits, expected, rtol=0, atol=PLACES[place][3])
+        if place == "cpu" and count in graphs.buckets:
+            assert torch.equal(logits, expected), "nothing was added, so not a bit may differ"
+        written = batch.slot_mapping.tolist()
+        for cache, old in zip(crowd.caches, before, strict=True):
+            others = torch.ones(old.shape[:2].numel(), dtype=torch.bool, device=cache.device)
+            others[written] = False
+            now, then = cache.flatten(0, 1)[others], old.flatten(0, 1)[others]
+            assert torch.equal(now.nan_to_num(7.0), then.nan_to_num(7.0))
+    used = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8, 9: 16, 12: 16}
+    assert graphs.replays.keys() == {used[count] for count in COUNTS}, "one graph for each bucket"
+    assert {name: value.data_ptr() for name, value in buffers(graphs).items()} == places
+
+
+def buffers(graphs: DecodeGraphs) -> dict[str, torch.Tensor]:
+    """All that a graph has the addresses of."""
+    arrays = {n: value for n, value in vars(graphs.inputs).items() if isinstance(value, torch.Tensor)}
+    return arrays | {"logits": graphs.logits}
+
+
+@place
+@torch.inference_mode()
+def test_logits_are_a_view_of_the_buffer(place: str) -> None:
+    """No memory is made per step, and a replay leaves the rows of larger batches before it alone."""
+    engine = with_graphs(place, "stage3_paged", decoder(place, "llama"))
+    graphs, crowd = engine.executor.graphs, Crowd(engine, 8)
+    many = graphs.forward(crowd.batch(7))
+    assert many.data_ptr() == graphs.logits.data_ptr()
+    seventh = many[6].clone()
+    assert graphs.forward(crowd.batch(2)).data_ptr() == graphs.logits.data_ptr()
+    assert torch.equal(many[6], seventh)
+
+
+def requests() -> list[Request]:
+    """Greedy and seeded, prompts of 1 to 30 tokens, answers of 3 to 14, two answers to some."""
+    rng = random.Random(5)
+    return [
+        ask(
+            str(i),
+            [rng.randrange(3, 300) for _ in range(rng.randint(1, 30))],
+            max_tokens=rng.randint(3, 14),
+            ignore_eos=True,
+            logprobs=2,
+            **({"temperature": 0.8, "seed": i, "n": 1 + i % 2} if i % 3 else {}),
+        )
+        for i in range(6 if INTERPRETED else 9)
+    ]
+
+
+@place
+@pytest.mark.parametrize(("built", "kv_tokens"), PAGED_ENGINES[-1:] if INTERPRETED else PAGED_ENGINES)
+def test_engines_give_the_same_answers(place: str, built: str, kv_tokens: int) -> None:
+    """With graphs and without, also when sequences lose their blocks and get others."""
+    model = decoder(place, "llama")
+    options = {"kv_tokens": kv_tokens, "max_num_seqs": 6, "max_model_len": 64}
+    engine = with_graphs(place, built, model, **options)
+    said = run(engine, requests())
+    check_drained(engine)
+    assert (engine.stats.preemptions > 0) == (kv_tokens == 72)
+    assert sorted(engine.executor.graphs.replays)[-1] == 6, "six sequences at once, the most there may be"
+    expected = run(plain(place, built, model, **options), requests())
+    for request in requests():
+        for index in range(request.params.n):
+            got, want = (tokens(outputs[request.request_id], index) for outputs in (said, expected))
+            assert got == want
+
+
+@place
+def test_only_decode_steps_are_replayed(place: str) -> None:
+    """Each forward goes one way: prompts, chunks and their neighbours by the plain one, decodes by graphs."""
+    engine = with_graphs(
+        place, "stage4_continuous", decoder(place, "llama"), max_num_batched_tokens=8, max_num_seqs=4
+    )
+    ways = Ways(engine)
+    prompts = [7, 1, 19, 8, 2]
+    run(engine, [ask(str(i), range(3, 3 + n), max_tokens=6, ignore_eos=True) for i, n in enumerate(prompts)])
+    assert {"plain", "graph"} == {way for way, _ in ways.taken}
+    for way, batch in ways.taken:
+        decode = max(batch.query_lens) == 1 and len(batch.logits_rows) == batch.num_seqs
+        assert way == ("graph" if decode else "plain")
+    mixed = [sorted(batch.query_lens) for way, batch in ways.taken if way == "plain"]
+    assert any(lens[0] == 1 < lens[-1] for lens in mixed), "a decode beside a chunk was meant to be there"
+
+
+class Ways:
+    """Notes which way each forward goes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.taken: list[tuple[str, ForwardBatch]] = []
+        executor = engine.executor
+        self.graphs, self.model = executor.graphs, executor.model
+        executor.graphs = SimpleNamespace(takes=self.graphs.takes, forward=self.by_graph)
+        executor.model = SimpleNamespace(
+            config=self.model.config, device=self.model.device, forward=self.by_plain
+        )
+
+    def by_graph(self, batch: ForwardBatch) -> torch.Tensor:
+        self.taken.append(("graph", batch))
+        return self.graphs.forward(batch)
+
+    def by_plain(self, batch: ForwardBatch, kv: object) -> torch.Tensor:
+        self.taken.append(("plain", batch))
+        return self.model.forward(batch, kv)
+
+
+@place
+def test_one_token_of_a_prompt(place: str) -> None:
+    """A chunk of one token that is not the last wants no logits: not a decode; a prompt of one token is one."""
+    engine = with_graphs(place, "stage4_continuous", decoder(place, "llama"), max_num_seqs=2)
+    takes = engine.executor.graphs.takes
+    seqs = [Sequence(Request(str(i), (5, 6, 7), SamplingParams())) for i in range(3)]
+    assert not takes(ForwardBatch.pack([(seqs[0], 1)]))
+    assert not takes(ForwardBatch.pack([(seqs[0], 3)]))
+    for seq in seqs:
+        seq.num_computed_tokens = 2
+    assert takes(ForwardBatch.pack([(seq, 1) for seq in seqs[:2]]))
+    assert not takes(ForwardBatch.pack([(seq, 1) for seq in seqs])), "more than max_num_seqs"
+    assert takes(ForwardBatch.pack([(Sequence(Request("one", (5,), SamplingParams())), 1)]))
+    asks = Sequence(Request("asks", (5, 6), SamplingParams(prompt_logprobs=1)))
+    assert not takes(ForwardBatch.pack([(asks, 2)]))
+
+
+@place
+@torch.inference_mode()
+def test_lengths_cannot_be_frozen(place: str) -> None:
+    """A kernel that loops over the host's lengths fails when it is captured, and no graph is kept."""
+    engine = with_graphs(place, "stage3_paged", decoder(place, "llama"))
+    crowd = Crowd(engine, 2)
+    engine.kv.kernel = reference
+    with pytest.raises(ValueError, match="shorter"):
+        engine.executor.graphs.forward(crowd.batch(2))
+    assert engine.executor.graphs.replays == {}
+
+
+@pytest.mark.parametrize(
+    "device", ["meta", *([] if INTERPRETED else [pytest.param("cuda", marks=needs_gpu)])]
+)
+def test_a_batch_moves_whole(device: str) -> None:
+    """All arrays go to the device, the host's lists stay; a CPU's batch is not even copied."""
+    batch = ForwardBatch.pack([(Sequence(Request(str(n), (5,) * n, SamplingParams())), n) for n in (3, 1)])
+    moved = batch.to(torch.device(device))
+    for name, value in vars(batch).items():
+        if isinstance(value, torch.Tensor):
+            assert value.device.type == "cpu"
+            there = getattr(moved, name)
+            assert (there.device.type, there.shape, there.dtype) == (device, value.shape, value.dtype)
+            assert device == "meta" or torch.equal(there.cpu(), value)
+        else:
+            assert getattr(moved, name) == value
+    assert batch.to(torch.device("cpu")) is batch
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (6, [1, 2, 4, 6]),
+        (8, [1, 2, 4, 8]),
+        (20, [1, 2, 4, 8, 16, 20]),
+        (32, [1, 2, 4, 8, 16, 24, 32]),
+    ],
+)
+def test_buckets(most: int, sizes: list[int]) -> None:
+    """Small ones close together, then every 8, and the largest batch there can be."""
+    assert bucket_sizes(most) == sizes
+
+
+def test_buckets_end_somewhere() -> None:
+    """A batch of hundreds is not slowed down by its launches."""
+    assert bucket_sizes(4000) == bucket_sizes(256)
+
+
+def test_where_graphs_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, with the Triton kernel, unless switched off."""
+    monkeypatch.setattr(common.graphs, "CudaRecorder", lambda device: device)
+    monkeypatch.setattr(common.graphs, "DecodeGraphs", lambda *arguments: arguments)
+
+    def used(device: str, **options: object) -> bool:
+        model = SimpleNamespace(device=torch.device(device))
+        return decode_graphs(model, None, EngineConfig(1, 1, **options)) is not None
+
+    assert used("cuda")
+    assert used("cuda:1", kernel="triton")
+    assert not used("cpu")
+    assert not used("cuda", enforce_eager=True)
+    assert not used("cuda", kernel="reference")
+
+
+def test_enforce_eager_is_checked() -> None:
+    """Nothing that merely looks true."""
+    with pytest.raises(InvalidValue, match="enforce_eager: got 'no', allowed: True or False"):
+        EngineConfig(1, 1, enforce_eager="no")
+
+
+class TestTape:
+    """The stand-in is as strict as the real thing."""
+
+    def test_replays_on_new_contents(self) -> None:
+        x, y = torch.arange(4.0), torch.zeros(4)
+        replay = TapeRecorder().capture(lambda: y.copy_((x * 2).add_(1).view(2, 2).flatten()))
+        x.fill_(5.0)
+        replay()
+        assert y.tolist() == [11.0] * 4
+
+    def test_what_python_saw_is_frozen(self) -> None:
+        x, y, number = torch.ones(2), torch.zeros(2), [1.0]
+        replay = TapeRecorder().capture(lambda: y.copy_(x + number[0]))
+        number[0] = 7.0
+        replay()
+        assert y.tolist() == [2.0, 2.0]
+
+    @pytest.mark.parametrize(
+        "read",
+        [
+            lambda x: x[0].item(),
+            lambda x: x.tolist(),
+            lambda x: x.numpy(),
+            lambda x: bool(x[0] > 0),
+            lambda x: torch.tensor([1.0]),
+        ],
+    )
+    @torch.inference_mode()
+    def test_refuses_host_reads(self, read) -> None:
+        x = torch.ones(2)
+        with pytest.raises(RuntimeError, match="while capturing"):
+            TapeRecorder().capture(lambda: read(x))

@@ -44,6 +44,7 @@ class Scale:
     """How much of the experiment is done."""
 
     requests: int
+    places: int  # at most; what the caller asked for, if that is less
     longest: int | None  # prompts and answers are cut to this
     naive_requests: int  # the first so many of them, for the stage that recomputes everything
     runs: int
@@ -51,8 +52,8 @@ class Scale:
     long_prompt: int
 
 
-FULL = Scale(64, None, 2, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)
-QUICK = Scale(12, 32, 1, 1, (16, 64, 512), 300)
+FULL = Scale(64, 1024, None, 2, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)
+QUICK = Scale(12, 4, 32, 1, 1, (16, 64, 512), 300)
 
 
 def run(
@@ -91,7 +92,7 @@ def run(
     scale = QUICK if quick else FULL
     config, compute = read_config(resolve(model)), resolve_dtype(dtype, torch.device("cpu"))
     base = Job("", model, dtype, num_requests=scale.requests, longest=scale.longest, kv_bytes=kv_bytes,
-               max_num_seqs=max_num_seqs, kernel=kernel)  # fmt: skip
+               max_num_seqs=min(max_num_seqs, scale.places), kernel=kernel)  # fmt: skip
     results: dict[str, Any] = {
         "environment": environment(
             **asdict(base) | {"stage": names, "dtype": str(compute).removeprefix("torch.")},

@@ -43,7 +43,8 @@ def batching_report(results: Mapping[str, Any], timelines: Mapping[str, Run]) ->
     for kind in ("poisson", "burst"):
         text = ARRIVING.format(rate=results[kind]["requests_per_s"], load="four fifths")
         sections.append(Section(NAMES[kind], (text,), _waiting(results[kind]["stages"])))
-    pictures = [_timeline(name, run, results["timeline"][name]) for name, run in timelines.items()]
+    until = max(len(run.steps) for run in timelines.values())
+    pictures = [_timeline(name, run, results["timeline"][name], until) for name, run in timelines.items()]
     sections.append(Section("Who sits where", (TIMELINE,), _order(results["timeline"]), pictures))
     budgets = results["budgets"]
     text = BUDGET.format(prompt=budgets["prompt_tokens"])
@@ -132,12 +133,12 @@ def _order(timelines: Mapping[str, Any]) -> Table:
     return Table(("stage", "forwards", "idle slot-steps", "mean end, forward", "finish order"), rows)
 
 
-def _timeline(name: str, run: Run, figures: Mapping[str, Any]) -> Picture:
+def _timeline(name: str, run: Run, figures: Mapping[str, Any], until: int) -> Picture:
     words = (
         f"{name}: three places over {figures['forwards']} forwards, {figures['idle_slot_steps']} of them idle; "
         f"requests end in the order {' '.join(figures['finish_order'])}"
     )
-    return Picture(f"timeline-{name}", slot_timeline(run, name), words)
+    return Picture(f"timeline-{name}", slot_timeline(run, name, until), words)
 
 
 def _budgets(by_budget: Mapping[str, Any]) -> Table:

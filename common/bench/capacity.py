@@ -51,14 +51,14 @@ class Scale:
     requests: int  # of the memory experiment
     block_sizes: tuple[int, ...]
     speed_requests: int
-    speed_longest: int | None  # prompts and answers of the speed experiment are cut to this
+    speed_longest: int  # prompts and answers of the speed experiment are cut to this
     speed_context: int
     speed_slots: int
     runs: int
     fresh: bool  # each speed run in a process of its own
 
 
-FULL = Scale(400, BLOCK_SIZES, 24, None, CONTEXT, 2 * CONTEXT + 512, 3, True)
+FULL = Scale(400, BLOCK_SIZES, 12, 256, 512, 2 * 512 + 256, 3, True)  # about a quarter of an hour
 QUICK = Scale(200, (4, 16, 64), 6, 32, 96, 2 * 96 + 64, 1, False)
 
 
@@ -183,7 +183,7 @@ def _speed(base: Job, names: list[str], scale: Scale, per_token: int, console: C
     """
     small = replace(base, num_requests=scale.speed_requests, longest=scale.speed_longest, max_num_seqs=64,
                     max_model_len=scale.speed_context, kv_bytes=scale.speed_slots * per_token,
-                    max_num_batched_tokens=max(2048, scale.speed_context))  # fmt: skip
+                    max_num_batched_tokens=8192)  # fmt: skip
     jobs = {label: replace(small, **what) for label, what in systems(names).items()}
     sweep = {size: replace(small, **what) for size, what in block_sizes(names, scale).items()}
     alone = {name: replace(small, stage=name, num_requests=1, bound="exact") for name in names}

@@ -48,7 +48,12 @@ def capacity_report(results: Mapping[str, Any]) -> Report:
     ]
     if results["block_sizes"]:
         sections.append(Section("Block size", (SWEEP,), _sweep(results)))
-    sections.append(Section("Speed", (SPEED,), _speed(results["speed"]["stages"])))
+    ran = results["speed"]["environment"]
+    slice_ = (
+        f"Here: {ran['num_requests']} requests, prompts and answers cut to {ran['longest']} tokens, context "
+        f"{ran['max_model_len']}, KV memory for {ran['kv_bytes'] // memory_per_token(memory):,} tokens."
+    )
+    sections.append(Section("Speed", (SPEED, slice_), _speed(results["speed"]["stages"])))
     sections.append(Section("Where paging loses", (LOSES,), _speed(results["alone"]["stages"])))
     footer = (
         f"{env['num_requests']} requests of workload '{env['workload']}', {human_bytes(env['kv_bytes'])} of "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from common.batch import Scheduled

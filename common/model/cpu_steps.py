@@ -105,7 +105,10 @@ def _wide(stored):  # type: ignore[no-untyped-def]
 
 
 def _rounded(value, like):  # type: ignore[no-untyped-def]
-    """A float32 as it is stored beside `like`: to the nearest bfloat16, ties to even, NaN stays NaN."""
+    """A float32 as it is stored beside `like`: the nearest bfloat16, ties to even.
+
+    NaN stays NaN: with bfloat16 operands the lower half of its bits is zero, so rounding cannot carry.
+    """
 
 
 @overload(_wide)
@@ -119,8 +122,7 @@ def _wide_for(stored):  # type: ignore[no-untyped-def]
 def _rounded_for(value, like):  # type: ignore[no-untyped-def]
     def to_bfloat16(value, like):  # type: ignore[no-untyped-def]
         bits = _to_bits(value)
-        nearest = (bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16)
-        return uint16(nearest) if value == value else uint16(0x7FC0)  # noqa: PLR0124  NaN is not itself
+        return uint16((bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16))
 
     return to_bfloat16 if like == uint16 else lambda value, like: value
 

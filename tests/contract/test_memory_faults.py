@@ -126,3 +126,19 @@ def test_first_come_first_served(stage):
     assert {name: len(answer) for name, answer in got.items()} == {
         request.request_id: request.params.max_tokens for request in requests
     }
+
+
+@pytest.mark.parametrize(("budget", "seats"), [(24, 8), (31, 3), (64, 2)])
+def test_no_forward_is_larger_than_allowed(stage, budget, seats):
+    """Never more tokens than `max_num_batched_tokens` nor more sequences than `max_num_seqs`, and often as many."""
+    engine = build(
+        stage, ScriptedModel({}), max_model_len=24, max_num_batched_tokens=budget, max_num_seqs=seats
+    )
+    watch = Watch(engine)
+    run(engine, [ask(str(i), prompt(9, 1 + (5 * i) % 16), max_tokens=1 + i % 7) for i in range(24)])
+    most_tokens = max(sum(n for _, n in forward.parts) for forward in watch.forwards)
+    most_seqs = max(len(forward.parts) for forward in watch.forwards)
+    assert most_tokens <= budget
+    assert most_seqs <= (seats if engine.capabilities.batches else 1)
+    if engine.capabilities.batches:
+        assert most_tokens == budget or most_seqs == seats

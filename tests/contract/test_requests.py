@@ -117,7 +117,7 @@ def test_abort_of_everything_leaves_an_idle_engine(stage):
 
 
 def test_n_answers(stage):
-    """n = 3 gives three whole answers with their own index; one of them can be aborted alone."""
+    """Asked for n = 3, three whole answers come with their own index; one of them can be aborted alone."""
     engine = build(stage, ScriptedModel(SCRIPT))
     said = run(engine, [ask("a", prompt(3), n=3, max_tokens=5)])["a"]
     assert [tokens(said, index) for index in range(3)] == [SCRIPT[3][1][:5]] * 3

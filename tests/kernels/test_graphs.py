@@ -151,13 +151,17 @@ def test_any_series_of_decode_batches(place: str, family: str) -> None:
         batch = crowd.batch(count)
         assert graphs.takes(batch)
         expected = model.forward(batch.to(model.device), crowd.kv)
-        before = [cache.clone() for cache in crowd.caches]
+        before, captured = [cache.clone() for cache in crowd.caches], dict(graphs.replays)
         logits = graphs.forward(batch)
+        assert captured.items() <= graphs.replays.items(), "captured once, replayed from then on"
         assert logits.shape == expected.shape
         assert logits.dtype == expected.dtype
         torch.testing.assert_close(logits, expected, rtol=0, atol=PLACES[place][3])
         if place == "cpu" and count in graphs.buckets:
             assert torch.equal(logits, expected), "nothing was added, so not a bit may differ"
+        idle = graphs.logits[count : next(size for size in graphs.buckets if size >= count)]
+        assert idle.isfinite().all(), "a row that stands for no token reads nothing"
+        torch.testing.assert_close(idle, idle[:1].expand_as(idle), rtol=0, atol=PLACES[place][3])
         written = batch.slot_mapping.tolist()
         for cache, old in zip(crowd.caches, before, strict=True):
             others = torch.ones(old.shape[:2].numel(), dtype=torch.bool, device=cache.device)

@@ -81,6 +81,16 @@ def test_a_gap_between_two_fits_nobody_larger():
     assert kv.allocate(sequence(5, 1)) == 0
 
 
+def test_answers_of_one_request_have_their_own_stretches():
+    """One of two is given back, the other stays."""
+    kv = cache(40)
+    request = sequence(3, 4).request
+    first, second = Sequence(request, 0), Sequence(request, 1)
+    assert [kv.allocate(first), kv.allocate(second)] == [0, 7]
+    kv.free(first)
+    assert [(span.index, span.start) for span in kv.spans()] == [(1, 7)]
+
+
 def test_slots_are_start_plus_position():
     """Two sequences, one of them further on: no slot twice, each inside its own stretch."""
     kv = cache(40)

@@ -66,6 +66,16 @@ def test_pool_hands_out_the_block_given_back_last():
     assert pool.allocate(1) == [a[-1]]
 
 
+def test_a_table_is_given_back_tail_first():
+    """So its first block is the next to be handed out: the beginnings of texts are what later stages share."""
+    blocks = tables(6)
+    one, two = sequence(12, "one"), sequence(12, "two")
+    blocks.allocate(one, 12)
+    held = list(one.block_table)
+    blocks.free(one)
+    assert blocks.allocate(two, 12) == held
+
+
 def test_admission_leaves_a_block_to_grow_into_unless_nobody_else_is_there():
     """A prompt that fills the pool must still be served when it is alone (B04, B46)."""
     blocks = tables(4)
@@ -108,7 +118,7 @@ class Tables(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_in_exactly_one_place(self) -> None:
-        """free + held = all, none twice."""
+        """Sorted, free + held = all, none twice."""
         held = [block for seq in self.seqs for block in seq.block_table]
         assert sorted(held + self.blocks.pool.free_blocks) == list(range(7))
 

@@ -257,3 +257,53 @@ def test_cost_of_a_step():
             seq.token_ids.append(1)
     assert len(scheduled) == 1000
     assert statistics.median(taken) < 0.002
+
+
+def test_what_is_taken_back_leaves_the_rest_in_order():
+    """Waiting ones go from the middle of the queue: the next in is still the best rank, and nothing is kept."""
+    desk = Desk(max_num_seqs=1, policy="priority")
+    seqs = {p: desk.add(str(p), 2, answer=1, priority=p) for p in (0, 5, 1, 6, 7, 2, 3)}
+    for priority in (0, 1):
+        seqs[priority].finish_reason = FinishReason.ABORT
+    desk.scheduler.drop_aborted()
+    assert desk.names(desk.scheduler.sequences()) == "23567"
+    assert desk.scheduler.ranks.keys() == {seqs[p] for p in (2, 3, 5, 6, 7)}
+    assert [list(desk.step()) for _ in range(6)] == [["2"], ["3"], ["5"], ["6"], ["7"], []]
+    assert desk.scheduler.ranks == {}
+
+
+def test_a_resumed_sequence_runs_before_those_that_came_later():
+    """Under "priority" the better rank is let in later and runs first: it keeps its blocks, the other does not."""
+    desk = Desk(num_blocks=6, max_num_seqs=3, policy="priority", watermark=0.0)
+    low = desk.add("low", 4, answer=12, priority=9)
+    desk.step()
+    high = desk.add("high", 4, answer=12, priority=0)
+    desk.step()
+    assert desk.scheduler.running == [high, low]
+    while not (low.finished and high.finished):
+        desk.step()
+    assert high.counters.preemptions == 0
+    assert low.counters.preemptions == 1
+
+
+def test_a_block_to_grow_into_stays_free_under_any_watermark():
+    """Of 4 blocks A takes 2: B, which would take the other two, waits, since A is about to need one."""
+    desk = Desk(num_blocks=4, watermark=0.0)
+    desk.add("A", 8, answer=2), desk.add("B", 8, answer=2)
+    assert desk.step() == {"A": 8}
+    fits = Desk(num_blocks=5, watermark=0.0)
+    fits.add("A", 8, answer=2), fits.add("B", 8, answer=2)
+    assert fits.step() == {"A": 8, "B": 8}
+
+
+def test_nobody_is_let_in_by_a_step_that_took_blocks_away():
+    """A takes one of the victim's four blocks; W, of a better rank, would fit into the rest, and waits a step."""
+    desk = Desk(num_blocks=8, max_num_seqs=4, policy="priority", watermark=0.0)
+    desk.add("A", 7, answer=9, priority=1), desk.add("D", 4, answer=9, priority=2)
+    victim = desk.add("V", 13, answer=9, priority=9)
+    assert desk.step() == {"A": 7, "D": 4, "V": 13}
+    desk.add("W", 8, answer=1, priority=0)
+    assert desk.step() == {"A": 1, "D": 1, "V": 1}
+    assert desk.step() == {"A": 1, "D": 1}
+    assert (victim.counters.preemptions, desk.blocks.pool.num_free) == (1, 3)
+    assert desk.step() == {"A": 1, "D": 1, "W": 8}

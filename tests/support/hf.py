@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from support.hf_oracle import make_pair
 from transformers import PreTrainedModel
 
 from common.model.decoder import Decoder
-from support.hf_oracle import make_pair
 
 NEAR_TIE = 1e-7
 

@@ -26,7 +26,7 @@ def check_memory(engine: Engine) -> None:
 
 
 def check_blocks(engine: Engine) -> None:
-    """free + held = all blocks, each in exactly one place; tables have just the blocks they need."""
+    """All blocks are free or held, each in exactly one place; tables have just the blocks they need."""
     kv = engine.kv
     held = [block for seq in engine.sequences() for block in seq.block_table]
     assert sorted(held + kv.blocks.pool.free_blocks) == list(range(kv.blocks.pool.num_blocks))

@@ -47,10 +47,10 @@ class ScriptedModel:
     config: ModelConfig = field(default_factory=scripted_config)
     confidence: float = 50.0
     dtype: torch.dtype = torch.float64
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     forwards: list[list[int]] = field(default_factory=list)  # query lengths of each forward
 
-    def forward(self, batch, kv) -> torch.Tensor:  # noqa: ANN001
+    def forward(self, batch, kv) -> torch.Tensor:
         """See `Model.forward`."""
         self.forwards.append(batch.query_lens)
         ids = batch.input_ids.to(self.dtype)  # [T]

@@ -67,8 +67,6 @@ class TapeRecorder:
 
     def __init__(self) -> None:
         self.tape: Tape | None = None
-        self.captures = 0
-        self.replays = 0
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `Recorder.capture`; warms up as the real one does."""
@@ -79,13 +77,7 @@ class TapeRecorder:
                 work()
         finally:
             self.tape = None
-        self.captures += 1
-
-        def replay() -> None:
-            self.replays += 1
-            tape.replay()
-
-        return replay
+        return tape.replay
 
     def launched(self, kernel: Any) -> SimpleNamespace:
         """A kernel module whose calls are entries of this recorder's tapes."""

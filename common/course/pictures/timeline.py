@@ -22,6 +22,7 @@ from common.course.pictures.palette import (
 )
 
 MIB = 1 << 20
+NAMED = 12  # more requests than this are told apart by colour alone
 
 Place = tuple[str, int, int]
 """(request id, index, first slot)."""
@@ -60,11 +61,16 @@ def memory_map(run: Run, title: str = "") -> Figure:
     return figure
 
 
-def slot_timeline(run: Run, title: str = "") -> Figure:
+def slot_timeline(run: Run, title: str = "", until: int | None = None) -> Figure:
     """The batch's places over time: one row per place, one colour per request, hatched where a place is idle.
 
     A sequence keeps the row in which it first appears.  Prompts are drawn dark-edged and full height,
-    generated tokens lower.
+    generated tokens lower.  A handful of requests are named as well.
+
+    Args:
+        run: recorded; its stretches of memory are not needed.
+        title: above the picture.
+        until: draw so many forwards, to put two runs side by side; None draws what there is.
     """
     figure = new_figure(8.0, 1.4 + 0.11 * run.max_num_seqs)
     axes = figure.subplots()
@@ -75,7 +81,10 @@ def slot_timeline(run: Run, title: str = "") -> Figure:
     for key, row, first, last, prompt in _sittings(run.steps, rows):
         axes.barh(row, last - first + 1, left=first, height=0.92 if prompt else 0.7, color=colors[key[0]],
                   edgecolor=INK if prompt else "none", linewidth=0.6)  # fmt: skip
-    axes.set_xlim(0, len(run.steps))
+        if prompt and len(colors) <= NAMED:
+            axes.text(first + 0.5, row, key[0], ha="center", va="center", fontsize=8, color="black")
+    axes.set_xlim(0, until or len(run.steps))
+    axes.set_yticks(range(0, run.max_num_seqs, max(1, run.max_num_seqs // 8)))
     axes.set_ylim(run.max_num_seqs - 0.4, -0.6)
     dress(axes, title, "forward", "place in the batch")
     many = Patch(facecolor=FAINT, edgecolor=INK, label="several tokens (prompt, or recomputed)")

@@ -29,9 +29,8 @@ SWEEP = (
 )
 SPEED = (
     "The real model on a smaller slice of the same workload, KV memory scaled down with it; medians of "
-    "fresh processes in alternating order. Batches are static up to stage 3, so what paging frees shows "
-    "in speed only as larger batches at their start; continuous batching (stage 4) is what keeps them "
-    "large."
+    "runs in alternating order. Batches are static up to stage 3, so what paging frees shows in speed "
+    "only as larger batches at their start; continuous batching (stage 4) is what keeps them large."
 )
 LOSES = (
     "One request alone has no neighbour to share memory with: paging can only cost. This is the price of "
@@ -49,9 +48,11 @@ def capacity_report(results: Mapping[str, Any]) -> Report:
     if results["block_sizes"]:
         sections.append(Section("Block size", (SWEEP,), _sweep(results)))
     ran = results["speed"]["environment"]
+    single = all(len(stage["runs"]) == 1 for stage in results["speed"]["stages"].values())
     slice_ = (
         f"Here: {ran['num_requests']} requests, prompts and answers cut to {ran['longest']} tokens, context "
-        f"{ran['max_model_len']}, KV memory for {ran['kv_bytes'] // memory_per_token(memory):,} tokens."
+        f"{ran['max_model_len']}, KV memory for {ran['kv_bytes'] // memory_per_token(memory):,} tokens; "
+        + ("one run each." if single else "each run in a fresh process.")
     )
     sections.append(Section("Speed", (SPEED, slice_), _speed(results["speed"]["stages"])))
     sections.append(Section("Where paging loses", (LOSES,), _speed(results["alone"]["stages"])))

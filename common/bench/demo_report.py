@@ -30,9 +30,9 @@ CHATS = (
 )
 PARTED = (
     "Not all. These are the chats whose answer differs from the first stage's, with the number of tokens "
-    "that both have in common and the gap between the logits of the two tokens that follow, as the first "
-    "stage computes them. In half precision a small gap is a near tie that rounding decides; a large one, "
-    "or any in float32, would be a fault."
+    "that both have in common and the gap between the logits of the two tokens that follow, recomputed by "
+    "the first stage on its own (so rounding may turn its sign). In half precision a small gap is a near "
+    "tie that rounding decides; a large one, or any in float32, would be a fault."
 )
 
 

@@ -24,7 +24,8 @@ class Parting:
         position: tokens that both answers have in common.
         tokens: (the reference's, the stage's) next token; None where an answer has ended.
         gap: logit of the reference's token minus logit of the stage's, both computed by the reference from
-            the common beginning: how far the stage's rounding would have had to move them.  None where an
+            the common beginning in one forward: how far the stage's rounding would have had to move them.
+            (That forward rounds in its own way too, so a tie may come out slightly negative.)  None where an
             answer has ended.
     """
 

@@ -64,16 +64,7 @@ class ModelConfig:
             ModelError: names the field, its value and what there is.
         """
         architecture = _architecture(hf_config)
-        act = hf_config.hidden_act
-        if act not in ("silu", "swish"):
-            raise ModelError(f"hidden_act: got {act!r}, allowed: 'silu'")
-        heads, kv_heads = hf_config.num_attention_heads, hf_config.num_key_value_heads
-        if heads % kv_heads:
-            raise ModelError(
-                f"num_key_value_heads: got {kv_heads}, allowed: a divisor of {heads} query heads"
-            )
-        # A null or missing head_dim is hidden / heads, unless the config class has filled in its own.
-        head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
+        heads, kv_heads, head_dim = _heads(hf_config)
         inv_freq, rope_scale = inverse_frequencies(hf_config, head_dim)
         llama, qwen3 = architecture == "LlamaForCausalLM", architecture == "Qwen3ForCausalLM"
         attention_bias = (llama or qwen3) and hf_config.attention_bias
@@ -114,13 +105,24 @@ class ModelConfig:
 
 
 def _architecture(hf_config: Any) -> str:
-    """The class name that the checkpoint states, or that of its model type."""
+    """The class name that the checkpoint states, or that of its model type, if it is one that we have."""
     model_type = getattr(hf_config, "model_type", None)
     stated = getattr(hf_config, "architectures", None)
     name = stated[0] if stated else ARCHITECTURES.get(model_type or "", str(model_type))
     if name not in ARCHITECTURES.values():
         raise ModelError(f"architecture: got {name!r}, allowed: {', '.join(ARCHITECTURES.values())}")
+    if hf_config.hidden_act not in ("silu", "swish"):
+        raise ModelError(f"hidden_act: got {hf_config.hidden_act!r}, allowed: 'silu'")
     return name
+
+
+def _heads(hf_config: Any) -> tuple[int, int, int]:
+    """Query heads, key/value heads and head size."""
+    heads, kv_heads = hf_config.num_attention_heads, hf_config.num_key_value_heads
+    if heads % kv_heads:
+        raise ModelError(f"num_key_value_heads: got {kv_heads}, allowed: a divisor of {heads} query heads")
+    # A null or missing head_dim is hidden / heads, unless the config class has filled in its own.
+    return heads, kv_heads, getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
 
 
 def _sliding_windows(architecture: str, hf_config: Any) -> tuple[int | None, ...]:

@@ -19,6 +19,13 @@ from numba.extending import intrinsic, overload
 
 # How numba knows the elements of a tensor: it has no bfloat16, so those go by their bits.
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
+# Above this many rows torch's operators have enough to do to be worth their cost, and use all cores.
+FEW_ROWS = 256
+
+
+def serves(x: torch.Tensor) -> bool:
+    """Whether these kernels do better than torch on `[T, ...]`."""
+    return x.is_cpu and 0 < x.shape[0] <= FEW_ROWS and x.dtype in LIKE
 
 
 def add_rms_norm(

@@ -62,10 +62,7 @@ class Decoder:
         device = torch.device(device)
 
         def stored(name: str, *shape: int) -> torch.Tensor:
-            tensor = get(name).detach()
-            if tensor.shape != shape:
-                raise ModelError(f"{name}: got shape {list(tensor.shape)}, allowed: {list(shape)}")
-            return tensor
+            return _checked(name, get(name).detach(), shape)
 
         def take(name: str, *shape: int) -> torch.Tensor:
             return stored(name, *shape).to(device=device, dtype=dtype)
@@ -103,6 +100,13 @@ class Decoder:
                 attended = attended[batch.logits_rows]  # [R, Hq * D]
             delta = layer.finish(hidden, attended)
         return self.head(add_rms_norm(hidden, delta, self.norm, self.config.rms_norm_eps))  # [R, V]
+
+
+def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor, if it has that shape."""
+    if tensor.shape != shape:
+        raise ModelError(f"{name}: got shape {list(tensor.shape)}, allowed: {list(shape)}")
+    return tensor
 
 
 def _load_ends(

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from common.batch import ForwardBatch
+from common.model import cpu_steps
 from common.model.config import ModelConfig
-from common.model.linear import Linear, few_rows_on_cpu, make_linear
+from common.model.linear import Linear, make_linear
 from common.model.rope import rotate
 from common.protocol import KVBackend
 
@@ -53,9 +54,7 @@ def add_rms_norm(
     Returns:
         `[T, H]`, new memory.
     """
-    if few_rows_on_cpu(hidden):
-        from common.model import cpu_steps  # noqa: PLC0415  numba takes half a second to import
-
+    if cpu_steps.serves(hidden):
         return cpu_steps.add_rms_norm(hidden, delta, weight, eps)
     if delta is not None:
         hidden.add_(delta)

@@ -24,15 +24,6 @@ LAYOUT_ROWS = 64
 MIN_ROWS = 4
 
 
-# Above this many rows torch's operators have enough to do to be worth their cost, and use all cores.
-FEW_ROWS = 256
-
-
-def few_rows_on_cpu(x: torch.Tensor) -> bool:
-    """Whether `cpu_steps` does the small steps on `[T, ...]` better than torch."""
-    return x.is_cpu and 0 < x.shape[0] <= FEW_ROWS and x.dtype in (torch.float32, torch.bfloat16)
-
-
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The fastest linear layer there is for this weight's device and dtype.
 

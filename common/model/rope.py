@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from common.errors import ModelError
-from common.model.linear import few_rows_on_cpu
+from common.model import cpu_steps
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -91,9 +91,7 @@ def rotate(packed: torch.Tensor, num_heads: int, cos: torch.Tensor, signed_sin: 
     Returns:
         `[T, H, D]`, new and contiguous.
     """
-    if few_rows_on_cpu(packed):
-        from common.model import cpu_steps  # noqa: PLC0415  numba takes half a second to import
-
+    if cpu_steps.serves(packed):
         return cpu_steps.rotate(packed, num_heads, cos, signed_sin)
     head_dim = cos.shape[-1]
     heads = packed.view(packed.shape[0], -1, head_dim)[:, :num_heads]  # [T, H, D]

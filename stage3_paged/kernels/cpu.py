@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
+from functools import cache
 
 import numba
 import numpy as np
 import torch
-from numba import njit, prange
 from numba.core import event
 
 from common.attention import attend
 from common.errors import InvalidValue
 from stage3_paged.kernels.checks import check_attention, check_block_size, check_store
+from stage3_paged.kernels.cpu_blocks import copy_blocks, find_bad_block, plan_pieces, store_slots
 from stage3_paged.kernels.cpu_numba import PIECE, attend_pieces
 
 LONGEST_SHORT_QUERY = 16
@@ -66,13 +68,13 @@ def store_kv(
     check_store(k, v, v_cache, v_cache, slot_mapping)
     keys, values = _physical(k_cache, v_cache)
     bits = BITS[k.element_size()]
-    wrong = _run(
-        store_slots,
+    wrong = store_slots(
         k.contiguous().view(bits).numpy(),
         v.contiguous().view(bits).numpy(),
         keys.view(bits).numpy(),
         values.view(bits).numpy(),
         slot_mapping.contiguous().numpy(),
+        _num_threads(),
     )
     if wrong >= 0:
         num_slots = v_cache.shape[0] * v_cache.shape[1]
@@ -110,23 +112,17 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     context_lens = seq_lens.tolist() if context_lens is None else context_lens
     if sum(query_lens) != len(q):
         raise InvalidValue("query_lens", sum(query_lens), f"{len(q)} in all, one per row of q")
-    bad = _run(find_bad_block, block_tables.numpy(), seq_lens.numpy(), *v_cache.shape[:2])
+    bad = find_bad_block(block_tables.numpy(), seq_lens.numpy(), *v_cache.shape[:2])
     if bad >= 0:
         shown = block_tables[bad].tolist()
         raise InvalidValue(
             f"block_tables[{bad}]", shown, f"0 to {len(keys) - 1} for {context_lens[bad]} tokens"
         )
-    if any(n <= LONGEST_SHORT_QUERY for n in query_lens):
-        batch = (block_tables, query_start, seq_lens)
-        out.copy_(attend_short_queries(q, keys, values, batch, scale, window))
-    row = 0
-    for table, num_queries, length in zip(block_tables, query_lens, context_lens, strict=True):
-        rows = slice(row, row + num_queries)
-        if num_queries > LONGEST_SHORT_QUERY:
-            first = 0 if window is None else max(0, length - num_queries - window + 1)
-            k, v = copy_to_one_piece(keys, values, table, first, length)  # each [S - first, Hkv, D]
-            out[rows] = attend(q[rows], k, v, scale, window)  # [Tq, Hq, D]
-        row += num_queries
+    if min(query_lens, default=0) <= LONGEST_SHORT_QUERY:
+        attend_short_queries(q, keys, values, (block_tables, query_start, seq_lens), scale, window, out)
+    if max(query_lens, default=0) > LONGEST_SHORT_QUERY:
+        batch = zip(block_tables, query_start.tolist(), query_lens, context_lens)
+        attend_long_queries(q, keys, values, batch, scale, window, out)
     return out
 
 
@@ -137,7 +133,8 @@ def attend_short_queries(
     batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
     window: int | None,
-) -> torch.Tensor:
+    out: torch.Tensor,
+) -> None:
     """Run the decode kernel for all sequences of at most LONGEST_SHORT_QUERY queries.
 
     Args:
@@ -147,27 +144,65 @@ def attend_short_queries(
         batch: block tables, query_start and seq_lens.
         scale: factor on the scores.
         window: sliding window.
-
-    Returns:
-        `[T, Hq, D]` in float32 (float64 for float64); rows of longer queries are left undefined.
+        out: `[T, Hq, D]`; rows of longer queries are left undefined.
     """
     block_tables, query_start, seq_lens = (array.contiguous().numpy() for array in batch)
     _, num_heads, head_size = q.shape
     _, num_kv_heads, block_size, _ = values.shape
     exact = q.dtype == torch.float64
     scaled = q.to(torch.float64 if exact else torch.float32) * (scale if exact else scale * BASE)
-    rows = max(r for r in range(1, 9) if num_heads // num_kv_heads % r == 0)
-    lanes = 8 if exact else 16
-    tile = ((0,) * n for n in (rows, math.gcd(lanes, block_size), math.gcd(lanes, head_size)))
-    pieces = _run(plan_pieces, query_start, seq_lens, window or 0, LONGEST_SHORT_QUERY, PIECE)
-    out = torch.empty(q.shape, dtype=scaled.dtype)  # [T, Hq, D]
-    sums, peaks, totals = (
-        np.empty((len(pieces) * num_heads, size), scaled.numpy().dtype) for size in (head_size, 1, 1)
-    )
-    parts = (sums.reshape(-1), peaks.reshape(-1, num_heads), totals.reshape(-1, num_heads))
-    cache = (_flat(keys), _flat(values), block_tables, block_size, num_kv_heads, head_size)
-    _run(attend_pieces, *tile, _flat(scaled), cache, pieces, parts, out.numpy(), torch.get_num_threads())
-    return out
+    direct = out.dtype == scaled.dtype and out.is_contiguous()
+    result = out if direct else torch.empty(q.shape, dtype=scaled.dtype)  # [T, Hq, D]
+    pieces = plan_pieces(query_start, seq_lens, window or 0, LONGEST_SHORT_QUERY, PIECE)
+    shape = (len(pieces), num_heads)
+    sums = np.empty(len(pieces) * num_heads * head_size, scaled.numpy().dtype)  # [P, Hq, D]
+    parts = (sums, np.empty(shape, sums.dtype), np.empty(shape, sums.dtype))
+    blocks = (_flat(keys), _flat(values), block_tables, block_size, num_kv_heads, head_size)
+    tile = tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16)
+    attend_pieces(*tile, _flat(scaled), blocks, pieces, parts, result.numpy(), _num_threads())
+    if not direct:
+        out.copy_(result)
+
+
+@cache
+def tile_shape(group: int, block_size: int, head_size: int, lanes: int) -> tuple[tuple[int, ...], ...]:
+    """Tuples as long as a tile is high, a score tile is wide and a value tile is wide.
+
+    High: query heads of one KV head, so that each K and V is loaded once for all of them, up to 8.  Wide: the
+    numbers of one vector; values take as many vectors as leave some registers free, to read whole cache lines.
+    """
+    rows = max(r for r in range(1, 9) if group % r == 0)
+    vectors = 1 << (16 // rows).bit_length() - 1
+    widths = (math.gcd(lanes, block_size), math.gcd(lanes * min(4, vectors), head_size))
+    return (0,) * rows, *((0,) * width for width in widths)
+
+
+def attend_long_queries(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: Iterable[tuple[torch.Tensor, int, int, int]],
+    scale: float,
+    window: int | None,
+    out: torch.Tensor,
+) -> None:
+    """Run torch's attention for each sequence of more than LONGEST_SHORT_QUERY queries.
+
+    Args:
+        q: `[T, Hq, D]`.
+        keys: `[N, Hkv, D, bs]`.
+        values: `[N, Hkv, bs, D]`.
+        batch: (block table, first row, number of queries, context length) of each sequence.
+        scale: factor on the scores.
+        window: sliding window.
+        out: `[T, Hq, D]`; only rows of these sequences are written.
+    """
+    for table, row, num_queries, length in batch:
+        if num_queries > LONGEST_SHORT_QUERY:
+            first = 0 if window is None else max(0, length - num_queries - window + 1)
+            k, v = copy_to_one_piece(keys, values, table, first, length)  # each [S - first, Hkv, D]
+            rows = slice(row, row + num_queries)
+            out[rows] = attend(q[rows], k, v, scale, window)  # [Tq, Hq, D]
 
 
 def copy_to_one_piece(
@@ -179,84 +214,8 @@ def copy_to_one_piece(
     k, v = torch.empty(shape, dtype=keys.dtype), torch.empty(shape, dtype=keys.dtype)  # [Hkv, n, D]
     bits = BITS[keys.element_size()]
     arrays = (array.view(bits).numpy() for array in (keys, values, k, v))
-    _run(copy_blocks, *arrays, block_table.numpy(), first)
+    copy_blocks(*arrays, block_table.numpy(), first, _num_threads())
     return k.transpose(0, 1), v.transpose(0, 1)  # [n, Hkv, D]
-
-
-@njit(cache=True, parallel=True)
-def store_slots(k, v, keys, values, slots):
-    """Write `[T, Hkv, D]` K and V; return the first token whose slot does not exist, or -1."""
-    num_blocks, num_kv_heads, block_size, head_size = values.shape
-    for t in range(len(slots)):
-        if not 0 <= slots[t] < num_blocks * block_size:
-            return t
-    for t in prange(len(slots)):
-        block, offset = slots[t] // block_size, slots[t] % block_size
-        for head in range(num_kv_heads):
-            for d in range(head_size):
-                keys[block, head, d, offset] = k[t, head, d]
-                values[block, head, offset, d] = v[t, head, d]
-    return -1
-
-
-@njit(cache=True, parallel=True)
-def copy_blocks(keys, values, k, v, block_table, first):
-    """Fill k and v, `[Hkv, n, D]`, with the positions from `first` on."""
-    num_kv_heads, num_tokens, head_size = k.shape
-    block_size = values.shape[2]
-    last = first + num_tokens
-    for j in prange(first // block_size, (last - 1) // block_size + 1):
-        block = block_table[j]
-        for head in range(num_kv_heads):
-            for position in range(max(first, j * block_size), min(last, (j + 1) * block_size)):
-                offset = position - j * block_size
-                for d in range(head_size):
-                    k[head, position - first, d] = keys[block, head, d, offset]
-                    v[head, position - first, d] = values[block, head, offset, d]
-
-
-@njit(cache=True)
-def find_bad_block(block_tables, seq_lens, num_blocks, block_size):
-    """Return the first sequence whose context needs a block that is not in its table or in the cache, or -1."""
-    for seq in range(len(seq_lens)):
-        needed = (seq_lens[seq] + block_size - 1) // block_size
-        if needed > block_tables.shape[1]:
-            return seq
-        for j in range(needed):
-            if not 0 <= block_tables[seq, j] < num_blocks:
-                return seq
-    return -1
-
-
-@njit(cache=True)
-def plan_pieces(query_start, seq_lens, window, longest_query, size):
-    """Cut the work of all sequences whose query is at most `longest_query` tokens into pieces.
-
-    Pieces begin at multiples of `size` positions, except the first of a window.
-
-    Returns:
-        `[P, 4]` int64: token row, sequence, first position, end; the pieces of a token one after another.
-    """
-    most = 0
-    for seq in range(len(seq_lens)):
-        if query_start[seq + 1] - query_start[seq] <= longest_query:
-            most += (query_start[seq + 1] - query_start[seq]) * (seq_lens[seq] // size + 1)
-    pieces = np.empty((most, 4), dtype=np.int64)
-    count = 0
-    for seq in range(len(seq_lens)):
-        begin, end = np.int64(query_start[seq]), np.int64(query_start[seq + 1])
-        if end - begin > longest_query:
-            continue
-        for row in range(begin, end):
-            # Causal: a token sees its own position and those before.
-            context = seq_lens[seq] - (end - 1 - row)
-            first = max(0, context - window) if window > 0 else 0
-            while first < context:
-                last = min(context, (first // size + 1) * size)
-                pieces[count] = row, seq, first, last
-                first = last
-                count += 1
-    return pieces[:count]
 
 
 def _physical(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -273,10 +232,9 @@ def _flat(array: torch.Tensor) -> np.ndarray:
     return array.view(stand_in).numpy().reshape(-1)
 
 
-def _run(function, *arguments):
-    """Call compiled code on as many threads as torch uses: on Linux they are the same threads."""
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-    return function(*arguments)
+def _num_threads() -> int:
+    """As many threads as torch uses: where both share an OpenMP library, as on Linux, they are the same ones."""
+    return min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
 
 
 class _Announcement(event.Listener):

@@ -176,21 +176,12 @@ def paged_attention_tile_kernel(
     last_query = tl.minimum(first_query + ROWS // G, num_queries) - 1
     begin, end = split_range(before + first_query, before + last_query, split, WINDOW, SPLITS, KEYS)
     acc, running_max, total = attend_range(
-        q.to(tl.float32) if UPCAST else q,
-        before + query,
-        begin,
-        end,
+        q.to(tl.float32) if UPCAST else q, before + query, begin, end,
         k_cache_ptr + kv_head * stride_head,
         v_cache_ptr + kv_head * stride_head,
         block_tables_ptr + b * stride_table,
-        scale_log2,
-        stride_block,
-        stride_slot,
-        HEAD_SIZE,
-        BLOCK_SIZE,
-        WINDOW,
-        KEYS,
-    )
+        scale_log2, stride_block, stride_slot, HEAD_SIZE, BLOCK_SIZE, WINDOW, KEYS,
+    )  # fmt: skip
     total_safe = tl.where(total == 0, 1.0, total)  # [ROWS], an empty split has the sum 0
     target = split * stride_out_split + token * stride_out_token + head * stride_out_head  # [ROWS]
     tl.store(out_ptr + target[:, None] + lane[None, :], acc / total_safe[:, None], mask=tile_mask)

@@ -7,7 +7,7 @@ import torch
 from support.hf_oracle import make_config, make_decoder, make_hf, our_logits, random_prompts, relative_error
 
 from common.model import cpu_steps, layers, rope
-from common.model.linear import FEW_ROWS
+from common.model.cpu_steps import FEW_ROWS
 
 WIDTH = 96
 
@@ -15,8 +15,7 @@ WIDTH = 96
 @pytest.fixture
 def torch_only(monkeypatch):
     """Switch the kernels off."""
-    monkeypatch.setattr(layers, "few_rows_on_cpu", lambda x: False)
-    monkeypatch.setattr(rope, "few_rows_on_cpu", lambda x: False)
+    monkeypatch.setattr(cpu_steps, "serves", lambda x: False)
 
 
 @pytest.mark.parametrize("with_delta", [True, False])

@@ -24,7 +24,8 @@ class EngineConfig:
             prompt + `max_tokens`.
         kernel: attention kernel of the paged stages.
         policy: who goes first in stage 4 on: "fcfs", or "priority" (the smaller number first).
-        watermark: share of the blocks that stay free when a request is let in (stage 4 on).
+        watermark: share of the blocks, and at least one, that stays free when a request is let in beside
+            others (stage 4 on).
         enforce_eager: never capture decode steps as CUDA graphs, see `common/graphs.py` (GPU, stage 3 on).
         seed: where the generators of requests without a seed of their own start from.
     """
@@ -48,7 +49,7 @@ class EngineConfig:
                 raise InvalidValue(field, value, "an integer of at least 1")
         if self.block_size & (self.block_size - 1):
             raise InvalidValue("block_size", self.block_size, "a power of two")
-        if not 0.0 <= self.watermark < 1.0:
+        if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
             raise InvalidValue("watermark", self.watermark, "a number of at least 0 and below 1")
         if not isinstance(self.enforce_eager, bool):
             raise InvalidValue("enforce_eager", self.enforce_eager, "True or False")

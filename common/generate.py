@@ -40,7 +40,11 @@ def drive(
         arrivals: when each comes, in seconds after the start; None means all at once.  An idle engine
             sleeps until the next one; a busy one takes it in before its next step.
     """
-    coming = deque(zip(arrivals, requests, strict=True) if arrivals else ((0.0, r) for r in requests))
+    todo = list(requests)
+    times = [0.0] * len(todo) if arrivals is None else list(arrivals)
+    if len(times) != len(todo) or times != sorted(times):
+        raise InvalidValue("arrivals", times, f"{len(todo)} ascending times, one for each request")
+    coming = deque(zip(times, todo, strict=True))
     start = time.perf_counter()
     while coming or engine.has_unfinished():
         if coming and not engine.has_unfinished():
@@ -90,13 +94,13 @@ class LLM:
         longest = self.model.config.max_position_embeddings
         if max_model_len is not None and max_model_len > longest:
             raise InvalidValue("max_model_len", max_model_len, f"at most {longest}, the model's own limit")
-        max_model_len = max_model_len or longest
+        max_model_len = longest if max_model_len is None else max_model_len
+        budget = 2048 if entry.splits_prompts else max(2048, max_model_len)
         self.config = EngineConfig(
             kv_bytes=kv_bytes,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens
-            or (2048 if entry.splits_prompts else max(2048, max_model_len)),
+            max_num_batched_tokens=budget if max_num_batched_tokens is None else max_num_batched_tokens,
             **options,
         )
         self.engine = entry.resolve()(self.model, self.config)

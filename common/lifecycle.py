@@ -22,8 +22,9 @@ def check_in(engine: Engine, request: Request) -> list[Sequence]:
     engine.kv.check_fits(request)
     engine.stats.requests_added += 1
     engine.stats.prompt_tokens += len(request.prompt_token_ids)
-    engine.live[request.request_id] = request.params.n
-    return [Sequence(request, index, engine.config.seed) for index in range(request.params.n)]
+    sequences = [Sequence(request, index, engine.config.seed) for index in range(request.params.n)]
+    engine.live[request.request_id] = sequences.copy()
+    return sequences
 
 
 def check_request(request: Request, model: ModelConfig, config: EngineConfig) -> None:
@@ -31,21 +32,25 @@ def check_request(request: Request, model: ModelConfig, config: EngineConfig) ->
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
         raise InvalidValue("prompt_token_ids", [], "at least one token")
-    if len(prompt) >= config.max_model_len:
+    longest = min(config.max_model_len, model.max_position_embeddings)
+    if len(prompt) >= longest:
         raise InvalidValue(
             "prompt_token_ids",
             f"{len(prompt)} tokens",
-            f"at most {config.max_model_len - 1} tokens (max_model_len={config.max_model_len}, "
-            "one of them for the answer)",
+            f"at most {longest - 1} tokens (max_model_len={longest}, one of them for the answer)",
         )
+    bad_words = request.bad_words_token_ids
+    if bool(params.bad_words) != bool(bad_words) or not all(bad_words):
+        raise InvalidValue("bad_words_token_ids", bad_words, "the token ids of each of params.bad_words")
     for field, ids in (
         ("prompt_token_ids", prompt),
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),
         ("logit_bias", params.logit_bias),
+        ("bad_words_token_ids", [token for word in bad_words for token in word]),
     ):
         for token in ids or ():
-            if not 0 <= token < model.vocab_size:
+            if not isinstance(token, int) or not 0 <= token < model.vocab_size:
                 raise InvalidValue(field, token, f"token ids from 0 to {model.vocab_size - 1}")
 
 
@@ -62,7 +67,7 @@ def check_unchunked(config: EngineConfig) -> None:
 def advance(engine: Engine, scheduled: Scheduled, sampled: list[SampledToken | None]) -> list[StepOutput]:
     """Book one forward: tokens are computed, the drawn ones appended, ends noticed, counters moved."""
     stats, eos, outputs = engine.stats, engine.model.config.eos_token_ids, []
-    max_len = min(engine.config.max_model_len, engine.kv.max_len)
+    max_len = min(engine.config.max_model_len, engine.model.config.max_position_embeddings, engine.kv.max_len)
     for (seq, num_new), token in zip(scheduled, sampled, strict=True):
         seq.num_computed_tokens += num_new
         seq.counters.forwards += 1
@@ -84,9 +89,7 @@ def advance(engine: Engine, scheduled: Scheduled, sampled: list[SampledToken | N
 
 def abort_matching(engine: Engine, request_id: str, index: int | None) -> list[StepOutput]:
     """End a request's unfinished sequences (or the one with this index); the engine then drops them."""
-    if request_id not in engine.live:
-        return []
-    hit = [seq for seq in engine.sequences() if seq.request_id == request_id and index in (None, seq.index)]
+    hit = [seq for seq in engine.live.get(request_id, ()) if index in (None, seq.index)]
     for seq in hit:
         _strike_off(engine, seq)
     engine.stats.sequences_aborted += len(hit)
@@ -95,6 +98,6 @@ def abort_matching(engine: Engine, request_id: str, index: int | None) -> list[S
 
 def _strike_off(engine: Engine, seq: Sequence) -> None:
     """One unfinished sequence of its request less; the last one frees the id."""
-    engine.live[seq.request_id] -= 1
+    engine.live[seq.request_id].remove(seq)
     if not engine.live[seq.request_id]:
         del engine.live[seq.request_id]

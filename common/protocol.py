@@ -227,7 +227,7 @@ class Engine(Protocol):
     config: EngineConfig
     executor: Executor  # a recorder may stand in its place
     stats: EngineStats
-    live: dict[str, int]  # request id -> how many of its sequences are unfinished
+    live: dict[str, list[Sequence]]  # request id -> its unfinished sequences
     last_batch: Scheduled  # what the last step's forward computed; for whoever watches
 
     @property
@@ -244,7 +244,9 @@ class Engine(Protocol):
         """
 
     def abort(self, request_id: str, index: int | None = None) -> list[StepOutput]:
-        """Take a request back (or one of its `n` answers): its memory is free, no token of it comes any more.
+        """Take a request back, or one of its `n` answers: no token of it comes any more.
+
+        Its memory is free at once, or, in a stage whose batches leave together, with its batch.
 
         Returns:
             The last word on each of its unfinished sequences; nothing for an id that is unknown or done.

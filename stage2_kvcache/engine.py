@@ -35,7 +35,7 @@ class KVCacheEngine:
         self.kv = kv
         self.executor = executor
         self.stats = EngineStats()
-        self.live: dict[str, int] = {}
+        self.live: dict[str, list[Sequence]] = {}
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.last_batch: Scheduled = []

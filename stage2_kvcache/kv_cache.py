@@ -37,6 +37,8 @@ class ContiguousCache:
         self.config = config
         self.bytes_per_token = model.config.kv_bytes_per_token(model.dtype)
         self.capacity = config.kv_bytes // self.bytes_per_token  # token slots
+        if not self.capacity:
+            raise InvalidValue("kv_bytes", config.kv_bytes, f"at least {self.bytes_per_token}, one token")
         self.max_len = config.max_model_len  # whoever is let in has room to the end
         shape = (self.model.num_layers, self.capacity, self.model.num_kv_heads, self.model.head_dim)
         self.k = torch.empty(shape, dtype=model.dtype, device=model.device)  # [L, slots, Hkv, D]

@@ -26,7 +26,10 @@ class BlockTables:
         self.config = config
         self.bytes_per_token = bytes_per_token
         self.block_size = config.block_size
-        self.pool = BlockPool(config.kv_bytes // (bytes_per_token * config.block_size))
+        block_bytes = bytes_per_token * config.block_size
+        if config.kv_bytes < block_bytes:
+            raise InvalidValue("kv_bytes", config.kv_bytes, f"at least {block_bytes}, one block")
+        self.pool = BlockPool(config.kv_bytes // block_bytes)
         self.capacity = self.pool.num_blocks * self.block_size  # token slots
         self.holders: dict[int, Sequence] = {}  # id(sequence) -> sequence
 

@@ -36,7 +36,7 @@ class PagedEngine:
         self.kv = kv
         self.executor = executor
         self.stats = EngineStats()
-        self.live: dict[str, int] = {}
+        self.live: dict[str, list[Sequence]] = {}
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.last_batch: Scheduled = []
@@ -74,9 +74,13 @@ class PagedEngine:
         """The batch's unfinished members with what they have not computed; a new batch when it is over."""
         if not self.running:
             self._form_batch()
-        for seq in tuple(self.running):  # oldest first, so whoever has made room keeps it
-            while seq in self.running and self.kv.blocks.allocate(seq, len(seq.token_ids)) is None:
-                self._preempt(self.running[-1])
+        served = 0
+        while served < len(self.running):  # oldest first, so whoever has room keeps it
+            seq = self.running[served]
+            if self.kv.blocks.allocate(seq, len(seq.token_ids)) is None:
+                self._preempt_youngest()
+            else:
+                served += 1
         return [(seq, len(seq.token_ids) - seq.num_computed_tokens) for seq in self.running]
 
     def _form_batch(self) -> None:
@@ -90,9 +94,9 @@ class PagedEngine:
             self.kv.blocks.allocate(seq, len(seq.token_ids))
             self.running.append(self.waiting.popleft())
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt_youngest(self) -> None:
         """Take a sequence's blocks and put it at the head of the queue; it keeps its tokens and generator."""
-        self.running.remove(seq)
+        seq = self.running.pop()
         self.kv.blocks.free(seq)
         seq.num_computed_tokens = 0
         seq.counters.preemptions += 1

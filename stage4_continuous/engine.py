@@ -35,7 +35,7 @@ class ContinuousEngine:
         self.kv = kv
         self.executor = executor
         self.stats = EngineStats()
-        self.live: dict[str, int] = {}
+        self.live: dict[str, list[Sequence]] = {}
         self.scheduler = Scheduler(config, kv.blocks)
         self.last_batch: Scheduled = []
 

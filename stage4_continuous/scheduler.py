@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from common.config import EngineConfig
 from common.errors import InvalidValue
@@ -94,17 +94,18 @@ class Scheduler:
         self.running = [seq for seq in self.running if not seq.finished]
 
     def drop_aborted(self) -> None:
-        """Let go of sequences that were taken back, wherever they stand."""
+        """Let go of sequences that were taken back; one that waits is passed over when its turn comes."""
         self.release_finished()
-        for _, seq in self.waiting:
-            if seq.finished:
-                del self.ranks[seq]
-        self.waiting = [(rank, seq) for rank, seq in self.waiting if not seq.finished]
-        heapify(self.waiting)
+        self._pass_over_aborted()
 
     def sequences(self) -> list[Sequence]:
         """All unfinished sequences: running, then waiting, each in order of rank."""
-        return [*self.running, *(seq for _, seq in sorted(self.waiting))]
+        return [*self.running, *(seq for _, seq in sorted(self.waiting) if not seq.finished)]
+
+    def _pass_over_aborted(self) -> None:
+        """Make the head of the queue someone who still wants in."""
+        while self.waiting and self.waiting[0][1].finished:
+            del self.ranks[heappop(self.waiting)[1]]
 
     def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
         """Give `seq` blocks for so many tokens, from the worst rank's if need be; False if that is itself.
@@ -127,7 +128,8 @@ class Scheduler:
         admitted: list[tuple[Sequence, int]] = []
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return admitted
-        # Blocks that running prompts have still to come for.
+        # Blocks that running prompts have still to come for.  Those let in below add none: a prompt that does
+        # not get all of its tokens has used up the budget.
         promised = sum(self._blocks_lacking(seq) for seq in self.running)
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting[0][1]
@@ -136,9 +138,9 @@ class Scheduler:
             if need + promised + spare > self.blocks.pool.num_free:
                 break
             heappop(self.waiting)
+            self._pass_over_aborted()
             num_new = min(len(seq.token_ids), budget)
             self.blocks.allocate(seq, num_new)
-            promised += self._blocks_lacking(seq)
             insort(self.running, seq, key=self.ranks.__getitem__)
             admitted.append((seq, num_new))
             budget -= num_new

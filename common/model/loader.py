@@ -122,10 +122,8 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
         InvalidValue: it is not one of those there are.
     """
     if dtype == "auto":
-        if device.type == "cuda":
-            fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            fast = cpu_has_bfloat16()
+        on_gpu = device.type == "cuda"
+        fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_bfloat16()
         return torch.bfloat16 if fast else torch.float32
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():

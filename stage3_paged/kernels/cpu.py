@@ -68,13 +68,13 @@ def store_kv(
     check_store(k, v, v_cache, v_cache, slot_mapping)
     keys, values = _physical(k_cache, v_cache)
     bits = BITS[k.element_size()]
+    share_threads()
     wrong = store_slots(
         k.contiguous().view(bits).numpy(),
         v.contiguous().view(bits).numpy(),
         keys.view(bits).numpy(),
         values.view(bits).numpy(),
         slot_mapping.contiguous().numpy(),
-        _num_threads(),
     )
     if wrong >= 0:
         num_slots = v_cache.shape[0] * v_cache.shape[1]
@@ -118,10 +118,11 @@ def paged_attention(  # noqa: PLR0913, PLR0917
         raise InvalidValue(
             f"block_tables[{bad}]", shown, f"0 to {len(keys) - 1} for {context_lens[bad]} tokens"
         )
+    share_threads()
     if min(query_lens, default=0) <= LONGEST_SHORT_QUERY:
         attend_short_queries(q, keys, values, (block_tables, query_start, seq_lens), scale, window, out)
     if max(query_lens, default=0) > LONGEST_SHORT_QUERY:
-        batch = zip(block_tables, query_start.tolist(), query_lens, context_lens)
+        batch = zip(block_tables, query_start[:-1].tolist(), query_lens, context_lens, strict=True)
         attend_long_queries(q, keys, values, batch, scale, window, out)
     return out
 
@@ -159,7 +160,7 @@ def attend_short_queries(
     parts = (sums, np.empty(shape, sums.dtype), np.empty(shape, sums.dtype))
     blocks = (_flat(keys), _flat(values), block_tables, block_size, num_kv_heads, head_size)
     tile = tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16)
-    attend_pieces(*tile, _flat(scaled), blocks, pieces, parts, result.numpy(), _num_threads())
+    attend_pieces(*tile, _flat(scaled), blocks, pieces, parts, result.numpy(), numba.get_num_threads())
     if not direct:
         out.copy_(result)
 
@@ -214,7 +215,7 @@ def copy_to_one_piece(
     k, v = torch.empty(shape, dtype=keys.dtype), torch.empty(shape, dtype=keys.dtype)  # [Hkv, n, D]
     bits = BITS[keys.element_size()]
     arrays = (array.view(bits).numpy() for array in (keys, values, k, v))
-    copy_blocks(*arrays, block_table.numpy(), first, _num_threads())
+    copy_blocks(*arrays, block_table.numpy(), first)
     return k.transpose(0, 1), v.transpose(0, 1)  # [n, Hkv, D]
 
 
@@ -232,9 +233,11 @@ def _flat(array: torch.Tensor) -> np.ndarray:
     return array.view(stand_in).numpy().reshape(-1)
 
 
-def _num_threads() -> int:
-    """As many threads as torch uses: where both share an OpenMP library, as on Linux, they are the same ones."""
-    return min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+def share_threads() -> int:
+    """Let numba use as many threads as torch; where both load one OpenMP library, as on Linux, the same ones."""
+    num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(num_threads)
+    return num_threads
 
 
 class _Announcement(event.Listener):

@@ -6,17 +6,16 @@ Layouts as in `cpu.make_cache`: keys `[N, Hkv, D, bs]`, values `[N, Hkv, bs, D]`
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange, set_num_threads
+from numba import njit, prange
 
 
 @njit(cache=True, parallel=True)
-def store_slots(k, v, keys, values, slots, workers):
+def store_slots(k, v, keys, values, slots):
     """Write `[T, Hkv, D]` K and V; return the first token whose slot does not exist, or -1."""
     num_blocks, num_kv_heads, block_size, head_size = values.shape
     for t in range(len(slots)):
         if not 0 <= slots[t] < num_blocks * block_size:
             return t
-    set_num_threads(workers)
     for t in prange(len(slots)):
         block, offset = slots[t] // block_size, slots[t] % block_size
         for head in range(num_kv_heads):
@@ -27,9 +26,8 @@ def store_slots(k, v, keys, values, slots, workers):
 
 
 @njit(cache=True, parallel=True)
-def copy_blocks(keys, values, k, v, block_table, first, workers):
+def copy_blocks(keys, values, k, v, block_table, first):
     """Fill k and v, `[Hkv, n, D]`, with the positions from `first` on."""
-    set_num_threads(workers)
     num_kv_heads, num_tokens, head_size = k.shape
     block_size = values.shape[2]
     last = first + num_tokens

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, set_num_threads, types
+from numba import njit, prange, types
 from numba.core.cgutils import get_or_insert_function, unpack_tuple
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
@@ -49,7 +49,6 @@ def attend_pieces(rows, lanes, value_lanes, q, cache, pieces, parts, out, worker
         out: `[T, Hq, D]`, written.
         workers: number of threads.
     """
-    set_num_threads(workers)
     total = count_tokens(pieces)
     for worker in prange(workers):
         first, last = total * worker // workers, total * (worker + 1) // workers
@@ -61,7 +60,8 @@ def attend_pieces(rows, lanes, value_lanes, q, cache, pieces, parts, out, worker
             if first <= done < last:
                 attend_piece(shapes, q, cache, pieces, p, parts, scores, blocks)
             done += pieces[p, 3] - pieces[p, 2]
-    for p in prange(len(pieces)):
+    # Too little work to wake the threads for once more.
+    for p in range(len(pieces)):
         if p == 0 or pieces[p, 0] != pieces[p - 1, 0]:
             merge_pieces(pieces, p, parts, out)
 
@@ -119,7 +119,7 @@ def score_blocks(shape, q, row, cache, blocks, num_heads, scores):
 @njit
 def weigh_blocks(shape, weights, first, last, cache, blocks, sums, row, num_heads):
     """Add up V of the tokens first to last of these blocks, by weight: sums `[..., D]` from `row` on."""
-    keys, values, _, block_size, num_kv_heads, head_size = cache
+    values, _, block_size, num_kv_heads, head_size = cache[1:]
     group, count, width = num_heads // num_kv_heads, len(blocks), PIECE + block_size
     for j in range(count):
         near, far = max(first, j * block_size), min(last, (j + 1) * block_size)

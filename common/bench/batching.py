@@ -46,14 +46,15 @@ class Scale:
     requests: int
     places: int  # at most; what the caller asked for, if that is less
     longest: int | None  # prompts and answers are cut to this
-    naive_requests: int  # the first so many of them, for the stage that recomputes everything
+    naive_requests: int  # the first so many of them, for the stage that recomputes everything,
+    naive_longest: int  # with prompts and answers cut to this: a favour, as its tokens get ever dearer
     runs: int
     budgets: tuple[int, ...]
     long_prompt: int
 
 
-FULL = Scale(48, 1024, None, 1, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)
-QUICK = Scale(12, 4, 32, 1, 1, (16, 64, 512), 300)
+FULL = Scale(48, 1024, None, 2, 128, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)
+QUICK = Scale(12, 4, 32, 1, 32, 1, (16, 64, 512), 300)
 
 
 def run(
@@ -119,7 +120,9 @@ def _under_load(base: Job, names: list[str], scale: Scale, console: Console) -> 
     """All at once first; its speed sets the rate of the other two."""
     jobs = {name: replace(base, stage=name) for name in names}
     if "stage1_naive" in jobs:  # minutes per request: a part of the trace tells its speed as well
-        jobs["stage1_naive"] = replace(jobs["stage1_naive"], num_requests=scale.naive_requests)
+        jobs["stage1_naive"] = replace(
+            jobs["stage1_naive"], num_requests=scale.naive_requests, longest=scale.naive_longest
+        )
     done = {"at_once": collect(run_all(jobs, scale.runs, console), same_trace=False)}
     fastest = done["at_once"]["stages"][names[-1]]["median"]
     rate = LOAD * scale.requests / fastest["seconds"]

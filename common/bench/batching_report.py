@@ -13,7 +13,8 @@ from common.course.pictures import budget_curve, slot_timeline
 AT_ONCE = (
     "All requests are there from the start. A static batch lasts as long as its longest answer; places whose "
     "answer has ended stay idle until then. Occupancy is the share of places that computed something, over the "
-    "forwards during which requests waited: without a queue nobody could have taken the place."
+    "forwards during which requests waited: without a queue nobody could have taken the place. Stage 1, where it "
+    "takes part, serves only the first requests, and these cut short, which is a favour to it."
 )
 ARRIVING = (
     "Requests come at {rate:.2f} per second, {load} of what the continuous stage serves when all are there at "

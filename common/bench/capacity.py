@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from common.bench.block_picture import blocks_picture
 from common.bench.capacity_report import capacity_report
 from common.bench.environment import environment
 from common.bench.harness import new_console, pick_stages, progress, run_stage
@@ -110,7 +111,8 @@ def run(
         "block_sizes": _count(sweep, config, compute, console),
         **_speed(base, names, scale, per_token, console),
     }
-    report = capacity_report(results)
+    paged = [name for name in names if name != "stage2_kvcache"]
+    report = capacity_report(results, blocks_picture(paged[0], config, compute) if paged else None)
     print_report(report, console)
     for path in save(report, out, "capacity", json):
         console.print(f"wrote {path}")

@@ -23,6 +23,10 @@ FITS = (
     "length, which nobody can know. Requests leave a batch as they end, so the mean is below the peak; "
     "only stage 4 refills."
 )
+BLOCKS = (
+    "The pool of a paged engine, stopped in the middle: any free block serves any sequence, and its block table "
+    "says where everything is. Only the last block of a sequence has an empty end."
+)
 SWEEP = (
     "Small blocks waste less, since only a sequence's last block is partly empty; they cost longer tables "
     "and more indirection. Large blocks waste half a block per sequence."
@@ -38,13 +42,15 @@ LOSES = (
 )
 
 
-def capacity_report(results: Mapping[str, Any]) -> Report:
-    """Put what `common.bench.capacity.run` returns into a report."""
+def capacity_report(results: Mapping[str, Any], blocks: Picture | None = None) -> Report:
+    """Put what `common.bench.capacity.run` returns, and a picture of block tables, into a report."""
     env, memory = results["environment"], results["memory"]
     sections = [
         Section("What the memory holds", (MEMORY,), split_table(memory), (split_picture(memory),)),
         Section("How many requests fit", (FITS,), _residents(memory)),
     ]
+    if blocks is not None:
+        sections.append(Section("Where the blocks lie", (BLOCKS,), pictures=(blocks,)))
     if results["block_sizes"]:
         sections.append(Section("Block size", (SWEEP,), _sweep(results)))
     ran = results["speed"]["environment"]

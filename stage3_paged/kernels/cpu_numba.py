@@ -269,7 +269,8 @@ def _operand(context, builder, kind, operand):
 
 def _repeat(builder, n, values, step):
     """Emit `for i in range(n): values = step(i, values)`; return the last values."""
-    before, head, body, after = builder.block, *(builder.append_basic_block() for _ in range(3))
+    before = builder.block
+    head, body, after = (builder.append_basic_block() for _ in range(3))
     builder.branch(head)
     builder.position_at_end(head)
     i = builder.phi(n.type)

@@ -167,15 +167,15 @@ def attend_short_queries(
 
 @cache
 def tile_shape(group: int, block_size: int, head_size: int, lanes: int) -> tuple[tuple[int, ...], ...]:
-    """Tuples as long as a tile is high, a score tile is wide and a value tile is wide.
+    """Tuples whose lengths are the height of a tile and the logarithms of how wide score and value tiles are.
 
     High: query heads of one KV head, so that each K and V is loaded once for all of them, up to 8.  Wide: the
     numbers of one vector; values take as many vectors as leave some registers free, to read whole cache lines.
     """
     rows = max(r for r in range(1, 9) if group % r == 0)
     vectors = 1 << (16 // rows).bit_length() - 1
-    widths = (math.gcd(lanes, block_size), math.gcd(lanes * min(4, vectors), head_size))
-    return (0,) * rows, *((0,) * width for width in widths)
+    widths = (math.gcd(lanes, block_size), math.gcd(lanes * min(4, vectors), head_size))  # powers of two
+    return (0,) * rows, *((0,) * (width.bit_length() - 1) for width in widths)
 
 
 def attend_long_queries(
@@ -228,7 +228,7 @@ def _physical(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _flat(array: torch.Tensor) -> np.ndarray:
-    """A flat view for numba; its 16-bit floats go as integers, see `cpu_numba._load_vector`."""
+    """A flat view for numba; its 16-bit floats go as integers, see `cpu_vectors._load_vector`."""
     stand_in = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(array.dtype, array.dtype)
     return array.view(stand_in).numpy().reshape(-1)
 

@@ -2,8 +2,8 @@
 
 A *piece* is one query token with up to `PIECE` positions of its context.  The two products of attention,
 scores = q K and out = weights V, are `tile_product`; between them lies the softmax, and `merge_pieces` joins
-the pieces of a long context.  All of it is in this one file because numba's cache on disk notices changes of
-the file it compiles and of no other.
+the pieces of a long context.  What it calls is compiled into it, and numba's cache on disk notices changes of
+this file alone: after an edit to `cpu_vectors.py`, touch this one.
 
 Arrays are flat here, with the layouts of `cpu.make_cache`: K `[N, Hkv, D, bs]`, V `[N, Hkv, bs, D]`.
 """
@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, prange, types
-from numba.core.cgutils import get_or_insert_function, unpack_tuple
-from numba.extending import intrinsic, overload
-from numba.np.arrayobj import make_array
+from numba.extending import overload
+
+from stage3_paged.kernels.cpu_vectors import add_tile_product, tile_product
 
 PIECE = 512
 """Positions per piece.  Pieces begin at multiples of it, whatever else is in the batch and however many
@@ -26,9 +25,6 @@ threads there are: so the same sums are made in the same order, and a neighbour 
 AHEAD = 2
 """How many blocks ahead memory is asked for.  Blocks lie anywhere, which hides the pattern from the hardware's
 own prefetcher: without this a decode took 1.8 times as long."""
-
-CACHE_LINE = 64
-"""Bytes; where lines are longer, some are asked for twice."""
 
 POWERS_OF_LN2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
 """Taylor coefficients of 2 ** f; with |f| <= 1/2 the error is below 2e-7."""
@@ -40,8 +36,8 @@ def attend_pieces(rows, lanes, value_lanes, q, cache, pieces, parts, out, worker
 
     Args:
         rows: tuple as long as the tiles are high: query heads handled together, see `_tile_product`.
-        lanes: tuple as long as a score tile is wide, a divisor of bs.
-        value_lanes: tuple as long as a value tile is wide, a divisor of D.
+        lanes: tuple of n numbers for score tiles 2 ** n wide, a divisor of bs.
+        value_lanes: the same for value tiles, whose width divides D.
         q: flat `[T, Hq, D]`, scaled.
         cache: (flat K, flat V, `[B, max blocks]` block tables, bs, Hkv, D).
         pieces: `[P, 4]` from `cpu_blocks.plan_pieces`.
@@ -110,7 +106,7 @@ def score_blocks(shape, q, row, cache, blocks, num_heads, scores):
         for head in range(0, num_heads, len(shape[0])):
             plane = (head // group) * block_size * head_size  # where this KV head lies in a block
             query = (q, (row * num_heads + head) * head_size, head_size)  # [rows, D]
-            for t in range(0, block_size, len(shape[1])):
+            for t in range(0, block_size, 1 << len(shape[1])):
                 k = (keys, blocks[j] + plane + t, block_size)  # [D, lanes]: why tokens are innermost
                 out = (scores, head * width + j * block_size + t, width)  # [rows, lanes]
                 tile_product(shape, query, k, head_size, out, (soon, at + plane + t, block_size))
@@ -128,7 +124,7 @@ def weigh_blocks(shape, weights, first, last, cache, blocks, sums, row, num_head
         for head in range(0, num_heads, len(shape[0])):
             plane = (head // group) * block_size * head_size
             weight = (weights, head * width + near, width)  # [rows, far - near]
-            for d in range(0, head_size, len(shape[1])):
+            for d in range(0, head_size, 1 << len(shape[1])):
                 v = (values, blocks[j] + plane + skipped + d, head_size)  # [far - near, lanes]
                 out = (sums, (row + head) * head_size + d, head_size)  # [rows, lanes]
                 add_tile_product(shape, weight, v, far - near, out, (values, at + plane + d, head_size))
@@ -212,119 +208,3 @@ def merge_pieces(pieces, p, parts, out):
             share = peaks[i, head] / total
             for d in range(head_size):
                 out[row, head, d] += share * sums[at + d]
-
-
-def _tile_product(accumulate):
-    """Make the one part that is written as vectors, since LLVM did not find them by itself (3 x slower).
-
-    The function made computes, with its `[rows, lanes]` sums held in registers all the while,
-
-        out[r, :] (+)= sum over i < n of weights[r, i] * x[i, :]
-
-    and asks for the memory at `ahead` at the pace at which it reads `x`.  Operands are (flat array, first
-    element, elements from one row to the next).  `shape` is a pair of tuples, `((0,) * rows, (0,) * lanes)`:
-    a tuple's length is part of its type, so both are known when the code is made.
-    """
-
-    @intrinsic
-    def product(_, shape, weights, x, n, out, ahead):
-        def generate(context, builder, signature, arguments):
-            rows, lanes = shape[0].count, shape[1].count
-            vector = ir.VectorType(context.get_data_type(out[0].dtype), lanes)
-            align, x_bytes = out[0].dtype.bitwidth // 8, x[0].dtype.bitwidth // 8
-            w, x_at, out_at, ahead_at = (
-                _operand(context, builder, signature.args[i], arguments[i]) for i in (1, 2, 4, 5)
-            )
-            out_rows = [builder.bitcast(out_at(r, 0), vector.as_pointer()) for r in range(rows)]
-            zero = ir.Constant(vector, [0.0] * lanes)
-            sums = [builder.load(row, align=align) if accumulate else zero for row in out_rows]
-
-            def step(i, sums):
-                for column in range(0, lanes, CACHE_LINE // x_bytes):
-                    _prefetch(builder, ahead_at(i, column))
-                values = _load_vector(builder, x_at(i, 0), x[0].dtype, vector)  # [lanes]
-                weight = [_splat(builder, builder.load(w(r, i)), vector) for r in range(rows)]
-                return [_multiply_add(builder, a, values, b) for a, b in zip(weight, sums, strict=True)]
-
-            for total, row in zip(_repeat(builder, arguments[3], sums, step), out_rows, strict=True):
-                builder.store(total, row, align=align)
-            return context.get_dummy_value()
-
-        return types.void(shape, weights, x, n, out, ahead), generate
-
-    return product
-
-
-def _operand(context, builder, kind, operand):
-    """Function (row, column) -> pointer into an operand of `product`."""
-    array, first, stride = unpack_tuple(builder, operand)
-    data = builder.gep(make_array(kind[0])(context, builder, array).data, [first])
-
-    def pointer(row, column):
-        row, column = (ir.IntType(64)(x) if isinstance(x, int) else x for x in (row, column))
-        return builder.gep(data, [builder.add(builder.mul(row, stride), column)])
-
-    return pointer
-
-
-def _repeat(builder, n, values, step):
-    """Emit `for i in range(n): values = step(i, values)`; return the last values."""
-    before = builder.block
-    head, body, after = (builder.append_basic_block() for _ in range(3))
-    builder.branch(head)
-    builder.position_at_end(head)
-    i = builder.phi(n.type)
-    now = [builder.phi(value.type) for value in values]
-    builder.cbranch(builder.icmp_signed("<", i, n), body, after)
-    builder.position_at_end(body)
-    following = [builder.add(i, n.type(1)), *step(i, now)]
-    for phi, start, other in zip([i, *now], [n.type(0), *values], following, strict=True):
-        phi.add_incoming(start, before)
-        phi.add_incoming(other, body)
-    builder.branch(head)
-    builder.position_at_end(after)
-    return now
-
-
-def _load_vector(builder, pointer, dtype, vector):
-    """Load a vector and widen it.
-
-    Numba knows no 16-bit floats.  `uint16` stands for bfloat16, which is the upper half of a float32's bits,
-    and `int16` for float16.
-    """
-    lanes = vector.count
-    if dtype in (types.float32, types.float64):
-        return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=dtype.bitwidth // 8)
-    if dtype == types.int16:
-        half = ir.VectorType(ir.HalfType(), lanes)
-        return builder.fpext(builder.load(builder.bitcast(pointer, half.as_pointer()), align=2), vector)
-    short, word = (ir.VectorType(ir.IntType(bits), lanes) for bits in (16, 32))
-    bits = builder.zext(builder.load(builder.bitcast(pointer, short.as_pointer()), align=2), word)
-    return builder.bitcast(builder.shl(bits, ir.Constant(word, [16] * lanes)), vector)
-
-
-def _splat(builder, scalar, vector):
-    """The same number in all lanes."""
-    word, nothing = ir.IntType(32), ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(nothing, scalar, word(0))
-    return builder.shuffle_vector(
-        first, nothing, ir.Constant(ir.VectorType(word, vector.count), [0] * vector.count)
-    )
-
-
-def _multiply_add(builder, a, b, c):
-    """Product and sum, as one instruction where the machine has it."""
-    return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
-
-
-def _prefetch(builder, pointer):
-    """Ask for memory into the second-level cache: the first has too few places for misses (19, not 27 GB/s)."""
-    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-    function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    read, second_level, data = word(0), word(2), word(1)
-    builder.call(function, [builder.bitcast(pointer, byte), read, second_level, data])
-
-
-tile_product = _tile_product(accumulate=False)
-add_tile_product = _tile_product(accumulate=True)

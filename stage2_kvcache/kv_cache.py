@@ -87,7 +87,7 @@ class ContiguousCache:
         start_of = {id(stretch.seq): stretch.start for stretch in self.stretches}
         self.starts = [start_of[id(seq)] for seq, _ in scheduled]
         first_slots = torch.from_numpy(np.repeat(np.array(self.starts), batch.query_lens))  # [T]
-        batch.slot_mapping = batch.positions + first_slots.to(batch.positions.device)  # [T]
+        batch.slot_mapping = batch.positions + first_slots  # [T]
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from common.course.pictures import to_svg
-from common.errors import SixstageError
+from common.files import write_file
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,16 @@ def save(report: Report, folder: str | Path, name: str, json_file: str | Path | 
     folder = Path(folder)
     data = json.dumps(report.figures, indent=1, ensure_ascii=False) + "\n"
     page, text, numbers = (folder / f"{name}.{suffix}" for suffix in ("html", "md", "json"))
-    _write(page, to_html(report))
-    _write(text, to_markdown(report, name))
-    _write(numbers, data)
+    write_file(page, to_html(report))
+    write_file(text, to_markdown(report, name))
+    write_file(numbers, data)
     for section in report.sections:
         for picture in section.pictures:
-            _write(folder / f"{name}-{picture.name}.svg", to_svg(picture.figure, picture.alt, themed=False))
+            write_file(
+                folder / f"{name}-{picture.name}.svg", to_svg(picture.figure, picture.alt, themed=False)
+            )
     if json_file is not None:
-        _write(Path(json_file), data)
+        write_file(Path(json_file), data)
     return [page, text, numbers]
 
 
@@ -153,13 +154,3 @@ def _markdown_table(table: Table) -> list[str]:
     rows = [list(table.columns), ["---", *("---:" for _ in table.columns[1:])]]
     rows += [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
     return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise SixstageError(f"cannot write {path}: {error.strerror}") from error

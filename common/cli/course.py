@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from common.cli.options import check_target, write_file
+from common.cli.options import check_target
+from common.files import write_file
 from common.stages import STAGES
 
 HtmlFile = Annotated[

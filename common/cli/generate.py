@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.cli.options import EngineOptions, Json, SamplingOptions, check_target, sampling, write_file
+from common.cli.options import EngineOptions, Json, SamplingOptions, check_target, sampling
 from common.errors import InvalidValue
+from common.files import write_file
 
 if TYPE_CHECKING:
     from common.generate import LLM, Message, Prompt

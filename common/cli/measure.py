@@ -20,8 +20,8 @@ from common.cli.options import (
     check_target,
     parse_size,
     spread,
-    write_file,
 )
+from common.files import write_file
 from common.stages import find_stage
 
 OWN = "the experiment's own"

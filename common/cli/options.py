@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from common.config import EngineConfig
-from common.errors import InvalidValue, SixstageError
+from common.errors import InvalidValue
 from common.stages import find_stage
 
 if TYPE_CHECKING:
@@ -212,18 +212,3 @@ def check_folder(field: str, path: Path) -> None:
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise InvalidValue(field, str(path), "a folder that exists or can be made, and can be written to")
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all.
-
-    Raises:
-        SixstageError: the disk is full, say.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise SixstageError(f"cannot write {path}: {error.strerror}") from error

@@ -27,6 +27,7 @@ class EngineConfig:
         watermark: share of the blocks, and at least one, that stays free when a request is let in beside
             others (stage 4 on).
         enforce_eager: never capture decode steps as CUDA graphs, see `common/graphs.py` (GPU, stage 3 on).
+        enable_prefix_caching: keep the blocks of ended requests findable (stage 5 on).
         seed: where the generators of requests without a seed of their own start from.
     """
 
@@ -40,6 +41,7 @@ class EngineConfig:
     policy: Literal["fcfs", "priority"] = "fcfs"
     watermark: float = 0.01
     enforce_eager: bool = False
+    enable_prefix_caching: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,8 +53,9 @@ class EngineConfig:
             raise InvalidValue("block_size", self.block_size, "a power of two")
         if not isinstance(self.watermark, (int, float)) or not 0.0 <= self.watermark < 1.0:
             raise InvalidValue("watermark", self.watermark, "a number of at least 0 and below 1")
-        if not isinstance(self.enforce_eager, bool):
-            raise InvalidValue("enforce_eager", self.enforce_eager, "True or False")
+        for field in ("enforce_eager", "enable_prefix_caching"):
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidValue(field, getattr(self, field), "True or False")
         for field, allowed in (
             ("reservation", ("max_model_len", "max_tokens")),
             ("kernel", ("auto", "reference", "triton", "cpu")),

@@ -39,6 +39,8 @@ def check_request(request: Request, model: ModelConfig, config: EngineConfig) ->
             f"{len(prompt)} tokens",
             f"at most {longest - 1} tokens (max_model_len={longest}, one of them for the answer)",
         )
+    if request.cache_salt == "":
+        raise InvalidValue("cache_salt", "", "a non-empty text, or None")
     bad_words = request.bad_words_token_ids
     if bool(params.bad_words) != bool(bad_words) or not all(bad_words):
         raise InvalidValue("bad_words_token_ids", bad_words, "the token ids of each of params.bad_words")

@@ -39,6 +39,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
+    cache_salt: str | None = None  # only requests of one salt share cached prefixes (stage 5 on)
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,21 @@ class Capabilities:
 
 
 @dataclass
+class CacheCounters:
+    """What a prefix cache has done so far, in prompt tokens and in blocks (stage 5 on)."""
+
+    queries: int = 0  # prompt tokens of the requests let in; each request counts once
+    hits: int = 0  # of those, tokens that were found
+    evictions: int = 0  # blocks that could be found and were needed for something else
+    copies: int = 0  # blocks copied since one of their owners was about to write
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that were found."""
+        return self.hits / self.queries if self.queries else 0.0
+
+
+@dataclass
 class EngineStats:
     """Counters only ever grow, and no engine reads a clock: benchmarks time, engines count."""
 
@@ -119,6 +135,7 @@ class EngineStats:
     slot_steps: int = 0  # forwards x max_num_seqs: the places a batch could have had
     idle_slot_steps: int = 0  # of those, the places in which nothing was computed
     preemptions: int = 0
+    cache: CacheCounters = field(default_factory=CacheCounters)
 
     @property
     def computed_per_emitted(self) -> float:

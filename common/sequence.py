@@ -19,10 +19,12 @@ class Sequence:
         num_computed_tokens: how many of them have been through the model (their K/V, if it is kept at all,
             is in the cache).
         block_table: physical blocks in logical order (paged stages).
+        block_hashes: names of its full blocks, as far as they were needed (stage 5 on).
         rng: drawn from exactly once per sampled token.
     """
 
     __slots__ = (
+        "block_hashes",
         "block_table",
         "counters",
         "finish_reason",
@@ -44,6 +46,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.counters = Counters(prompt_tokens=self.num_prompt_tokens)
         self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None

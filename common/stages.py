@@ -47,6 +47,12 @@ STAGES: dict[str, Stage] = {
         "stage4_continuous.engine:make_engine",
         splits_prompts=True,
     ),
+    "stage5_prefix_sharing": Stage(
+        5,
+        "equal blocks held once, copied on write",
+        "stage5_prefix_sharing.engine:make_engine",
+        splits_prompts=True,
+    ),
 }
 
 

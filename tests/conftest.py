@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
+
 import pytest
 
+from common.config import EngineConfig
 from common.stages import STAGES, find_stage
 
 
@@ -17,4 +20,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "stage" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--stage")
         names = [find_stage(name)[0] for name in asked] or list(STAGES)
-        metafunc.parametrize("stage", names)
+        sharing = [name for name in names if find_stage(name)[1].number >= 5]
+        uncached = [pytest.param(name, marks=pytest.mark.uncached, id=f"{name}-uncached") for name in sharing]
+        metafunc.parametrize("stage", [*names, *uncached])
+
+
+@pytest.fixture(autouse=True)
+def _no_prefix_cache_where_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite runs twice over stages that share prefixes: with their cache, and with it switched off."""
+    if request.node.get_closest_marker("uncached"):
+        uncached = partialmethod(EngineConfig.__init__, enable_prefix_caching=False)
+        monkeypatch.setattr(EngineConfig, "__init__", uncached)

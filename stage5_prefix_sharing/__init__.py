@@ -1,0 +1,1 @@
+"""Stage 5: equal blocks are held once: prefixes, parallel samples and beams, by copy-on-write."""

@@ -43,7 +43,8 @@ ARRIVALS: tuple[Arrival, ...] = ("poisson", "burst")
 class Scale:
     """How much of the experiment is done."""
 
-    requests: int
+    requests: int  # all at once: many, as the last sixteen empty a continuous batch like a static one
+    arriving: int  # over time
     places: int  # at most; what the caller asked for, if that is less
     longest: int | None  # prompts and answers are cut to this
     naive_requests: int  # the first so many of them, for the stage that recomputes everything,
@@ -53,8 +54,8 @@ class Scale:
     long_prompt: int
 
 
-FULL = Scale(48, 1024, None, 2, 128, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)
-QUICK = Scale(10, 4, 32, 1, 24, 1, (16, 64, 512), 200)
+FULL = Scale(192, 64, 1024, None, 2, 128, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)  # half an hour
+QUICK = Scale(10, 10, 4, 32, 1, 24, 1, (16, 64, 512), 200)
 
 
 def run(
@@ -128,7 +129,7 @@ def _under_load(base: Job, names: list[str], scale: Scale, console: Console) -> 
     rate = LOAD * scale.requests / fastest["seconds"]
     for kind in ARRIVALS:
         arriving = {
-            name: replace(job, arrival=kind, rate=rate)
+            name: replace(job, num_requests=scale.arriving, arrival=kind, rate=rate)
             for name, job in jobs.items()
             if name != "stage1_naive"
         }

@@ -17,8 +17,8 @@ AT_ONCE = (
     "takes part, serves only the first requests, and these cut short, which is a favour to it."
 )
 ARRIVING = (
-    "Requests come at {rate:.2f} per second, {load} of what the continuous stage serves when all are there at "
-    "once. TTFT counts from the arrival, queueing included; TPOT is the time per further token."
+    "{requests} requests come at {rate:.2f} per second, {load} of what the continuous stage serves when all are "
+    "there at once. TTFT counts from the arrival, queueing included; TPOT is the time per further token."
 )
 TIMELINE = (
     "Seven requests, three places, the same answers. Left to right are forwards. Where A ends, the static batch "
@@ -42,7 +42,11 @@ def batching_report(results: Mapping[str, Any], timelines: Mapping[str, Run]) ->
     env = results["environment"]
     sections = [Section(NAMES["at_once"], (AT_ONCE,), _speed(results["at_once"]["stages"]))]
     for kind in ("poisson", "burst"):
-        text = ARRIVING.format(rate=results[kind]["requests_per_s"], load="four fifths")
+        text = ARRIVING.format(
+            requests=results[kind]["environment"]["num_requests"],
+            rate=results[kind]["requests_per_s"],
+            load="four fifths",
+        )
         sections.append(Section(NAMES[kind], (text,), _waiting(results[kind]["stages"])))
     until = max(len(run.steps) for run in timelines.values())
     pictures = [_timeline(name, run, results["timeline"][name], until) for name, run in timelines.items()]

@@ -23,6 +23,7 @@ from common.model.config import ModelConfig
 from common.model.decoder import Decoder
 from common.model.linear import MIN_ROWS, can_pack
 from common.model.shapes import tensor_shapes
+from common.model.tiled_linear import TiledLinear, can_tile
 from common.protocol import KVUsage, Request, Span
 from common.sequence import Sequence
 
@@ -205,7 +206,7 @@ def _fused_matrices(config: ModelConfig, weights: dict[str, torch.Tensor]) -> li
 
 
 def _ways(matrices: list[torch.Tensor], rows: int) -> dict[str, Callable[[], None]]:
-    """Every known way to run the linear layers at this many rows: plain, packed, packed with rows added."""
+    """Every known way to run the linear layers at this many rows: plain, tiled, packed, packed with rows added."""
     dtype = matrices[0].dtype
     inputs = {width: torch.randn(rows, width).to(dtype) for width in {m.shape[1] for m in matrices}}
 
@@ -213,8 +214,17 @@ def _ways(matrices: list[torch.Tensor], rows: int) -> dict[str, Callable[[], Non
         for matrix in matrices:
             F.linear(inputs[matrix.shape[1]], matrix)
 
+    ways = {"plain": plain}
+    if all(can_tile(matrix) for matrix in matrices):
+        tiled = [TiledLinear(matrix) for matrix in matrices]
+
+        def in_tiles() -> None:
+            for layer, matrix in zip(tiled, matrices, strict=True):
+                layer(inputs[matrix.shape[1]])
+
+        ways["tiled"] = in_tiles
     if not can_pack(dtype):
-        return {"plain": plain}
+        return ways
     reorder, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise.default
 
     def packed(layout_rows: int, input_rows: int) -> Callable[[], None]:
@@ -229,7 +239,7 @@ def _ways(matrices: list[torch.Tensor], rows: int) -> dict[str, Callable[[], Non
 
         return run
 
-    ways = {"plain": plain, "packed": packed(max(rows, MIN_ROWS), rows)}
+    ways["packed"] = packed(max(rows, MIN_ROWS), rows)
     if rows < MIN_ROWS:
         ways["packed for these rows"] = packed(rows, rows)
         ways["packed, padded"] = packed(MIN_ROWS, MIN_ROWS)

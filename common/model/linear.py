@@ -1,9 +1,13 @@
 """Linear layers whose weight lies in memory the way the device reads it fastest.
 
-At a few rows a linear layer is nothing but reading its weight.  oneDNN (the CPU library under torch) reads a
-row-major weight below memory speed; given its own blocked layout once, at load, it is 1.3 to 2.5 times faster
-at 1 to 16 rows on the CPUs tried.  The operators are the private ones that torch.compile emits for a frozen
-model, so whatever lacks them (other CPUs, float64, a GPU) takes plain `F.linear`.
+At a few rows a linear layer is nothing but reading its weight, and a row-major weight is read below the speed
+of memory.  So it is laid out anew once, at load.  Three ways, the first that can be had:
+
+* tiled: our own loop for CPUs with 512-bit vectors, see `tiled_linear.py`;
+* packed: the blocked layout of oneDNN, the CPU library under torch, 1.3 to 2.5 times faster than the plain way
+  at 1 to 16 rows on the CPUs tried.  Its operators are the private ones that torch.compile emits for a frozen
+  model;
+* plain: `F.linear`, for all else (other CPUs, float64, a GPU).
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+
+from common.model.tiled_linear import TiledLinear, can_tile
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """`[T, in]` -> `[T, out]`, new memory."""
@@ -28,9 +34,11 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     """The fastest linear layer there is for this weight's device and dtype.
 
     Args:
-        weight: `[out, in]`.  The packed kind copies it, the plain kind keeps it.
+        weight: `[out, in]`.  The plain kind keeps it, the others copy it.
         bias: `[out]` or None.
     """
+    if can_tile(weight):
+        return TiledLinear(weight, bias)
     if weight.device.type == "cpu" and can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)

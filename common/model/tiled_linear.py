@@ -1,0 +1,247 @@
+"""Linear layers on CPUs with 512-bit vectors: the weight is read once, in order, at the speed of memory.
+
+A tile of the output, some rows by 16 columns or a few times that, is summed in registers while one pass goes
+down the columns' weights.  Those lie in memory in just the order in which that pass wants them:
+
+    weight [out, in] -> for each 16 columns: one cache line (64 bytes) per step, that is, 16 columns by
+                        1 input in float32, 16 columns by 2 inputs in bfloat16
+
+Each step multiplies that line with 4 bytes of every row of x: in float32 by a fused multiply-add, in bfloat16
+by the instruction that multiplies pairs and adds in float32 (AVX512_BF16).  A row's sums are added up in one
+order whatever rows stand beside it, so its result does not depend on its neighbours, not even in bfloat16.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numba
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import njit, prange, types
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic
+
+LINE = 64  # bytes of a cache line and of a vector
+LANES = 16  # float32 sums in a vector
+WORD = 4  # bytes of one row of x that a step takes
+
+SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+INT = ir.IntType(64)
+
+LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
+"""How numba knows the elements: it has no bfloat16, so those go by their bits."""
+
+# Rows and vectors of columns that a tile can have: as many sums as leave some of the 32 registers for operands.
+# Few rows are bound by memory, which one vector reads in one stream.
+SHAPES = [(high, wide) for high in range(1, 9) for wide in (1, 2, 3) if high > 4 or wide == 1]
+
+
+class TiledLinear:
+    """One linear layer; see `can_tile` for which."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.packed = pack(weight)  # [out / 16, steps, 16, 4 bytes]
+        self.out = weight.shape[0]
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[T, in]` -> `[T, out]`."""
+        rows = x.shape[0]
+        out = x.new_empty(rows, self.out)  # [T, out]
+        if rows:
+            x = x.contiguous()
+            share_threads()
+            _multiply(LIKE[x.dtype], self.packed.data_ptr(), x.data_ptr(), out.data_ptr(), rows,
+                      self.out * x.element_size(),
+                      self.packed.shape[1], *tiles(rows, self.out // LANES))  # fmt: skip
+        return out if self.bias is None else out.add_(self.bias)
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """`[out, in]` -> `[out / 16, steps, 16, inputs per step]`, beginning at a cache line."""
+    out, width = weight.shape
+    each = WORD // weight.element_size()
+    packed = torch.empty(weight.numel() + LINE // weight.element_size(), dtype=weight.dtype)
+    skip = -packed.data_ptr() % LINE // weight.element_size()
+    packed = packed[skip : skip + weight.numel()].view(out // LANES, width // each, LANES, each)
+    return packed.copy_(weight.view(out // LANES, LANES, width // each, each).transpose(1, 2))
+
+
+@cache
+def tiles(rows: int, vectors: int) -> tuple[int, int, int]:
+    """Height and width of the tiles for so many rows and vectors of columns, and how many stand side by side.
+
+    The last tile of a column may do rows again that another has done.  A tile costs its rows and about two
+    more, for loading the weight.
+    """
+    high = min(range(1, min(rows, 8) + 1), key=lambda h: (-(-rows // h) * (h + 2), -h))
+    wide = max(w for h, w in SHAPES if h == high and vectors % w == 0)
+    return high, wide, vectors // wide
+
+
+def can_tile(weight: torch.Tensor) -> bool:
+    """Whether this layer can be done here, and is done best here.
+
+    With AMX, oneDNN is at the speed of memory in bfloat16 and beyond our reach at many rows.
+    """
+    out, width = weight.shape
+    whole = out % LANES == 0 and width * weight.element_size() % WORD == 0
+    return weight.device.type == "cpu" and whole and weight.dtype in instructions()
+
+
+@cache
+def instructions() -> frozenset[torch.dtype]:
+    """The dtypes for which this processor has the vectors and no better way, each tried once."""
+    has = binding.get_host_cpu_features()
+    wanted = [torch.float32] if has.get("avx512f") else []
+    if has.get("avx512bf16") and not has.get("amx-bf16"):
+        wanted.append(torch.bfloat16)
+    return frozenset(dtype for dtype in wanted if _works(dtype))
+
+
+def _works(dtype: torch.dtype) -> bool:
+    """Whether numba's LLVM makes the code: names of instructions change between its versions."""
+    x = torch.eye(8, 32, dtype=dtype)
+    weight = torch.arange(16 * 32).view(16, 32).to(dtype)
+    try:
+        return torch.equal(TiledLinear(weight)(x), weight[:, :8].T)
+    except (RuntimeError, numba.core.errors.NumbaError):
+        return False
+
+
+def share_threads() -> None:
+    """Let numba use as many threads as torch."""
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+
+def _compile(function):  # type: ignore[no-untyped-def]
+    """Compile at the first call, kept on disk where there is somewhere to write."""
+    try:
+        return njit(function, parallel=True, cache=True)
+    except RuntimeError:  # numba found no folder for its cache: compile in each process
+        return njit(function, parallel=True)
+
+
+@intrinsic
+def _tile(_, like, high, wide, weight, steps, x, out, out_row):  # type: ignore[no-untyped-def]
+    """Sum one tile and store it: `high` rows of x by `wide` vectors of columns, one of SHAPES.
+
+    Args:
+        like: of the elements' type.
+        high: rows.
+        wide: vectors of columns.
+        weight: address of the columns' first line; one vector's lines follow another's.
+        steps: lines of a vector.
+        x: address of the first row; the next begins behind its last word.
+        out: address of the first sum.
+        out_row: bytes from one row of it to the next.
+    """
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        _, high, wide, *operands = arguments
+        done = builder.append_basic_block()
+        switch = builder.switch(builder.add(builder.mul(high, INT(8)), wide), done)
+        for rows, columns in SHAPES:
+            block = builder.append_basic_block()
+            switch.add_case(INT(8 * rows + columns), block)
+            builder.position_at_end(block)
+            _emit_tile(builder, like, rows, columns, *operands)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(like, high, wide, weight, steps, x, out, out_row), generate
+
+
+def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row):  # type: ignore[no-untyped-def]
+    """Emit the code of one shape; the sums stay in registers from the first step to the last."""
+    sums = [ir.Constant(SUMS, [0.0] * LANES)] * (rows * columns)
+    vector_bytes, row_bytes = (builder.mul(steps, INT(size)) for size in (LINE, WORD))
+    stored_bytes = INT(LANES * like.bitwidth // 8)
+
+    def step(i, sums):  # type: ignore[no-untyped-def]
+        line = builder.add(weight, builder.mul(i, INT(LINE)))
+        lines = [builder.load(_at(builder, line, c, vector_bytes, WORDS), align=LINE) for c in range(columns)]
+        words_at = builder.add(x, builder.mul(i, INT(WORD)))
+        following = []
+        for r in range(rows):
+            word = _splat(
+                builder, builder.load(_at(builder, words_at, r, row_bytes, ir.IntType(32)), align=2)
+            )
+            for line, total in zip(lines, sums[r * columns :], strict=False):
+                following.append(_multiply_add(builder, like, total, word, line))
+        return following
+
+    sums = _repeat(builder, steps, sums, step)
+    for r in range(rows):
+        row = builder.add(out, builder.mul(INT(r), out_row))
+        for c, total in enumerate(sums[r * columns : (r + 1) * columns]):
+            stored = _to_bfloat16(builder, total) if like == types.uint16 else total
+            builder.store(stored, _at(builder, row, c, stored_bytes, stored.type), align=like.bitwidth // 8)
+
+
+def _at(builder, base, n, size, kind):  # type: ignore[no-untyped-def]
+    """A pointer to `kind` at the address base + n * size."""
+    return builder.inttoptr(builder.add(base, builder.mul(INT(n), size)), kind.as_pointer())
+
+
+@_compile
+def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  # type: ignore[no-untyped-def]
+    """All tiles; arguments as in `TiledLinear.__call__`."""
+    tile_bytes = out_row // across
+    for tile in prange(across):
+        columns = weight + tile * wide * steps * LINE
+        for i in range((rows + high - 1) // high):
+            first = min(i * high, rows - high)
+            out_at = out + first * out_row + tile * tile_bytes
+            _tile(like, high, wide, columns, steps, x + first * steps * WORD, out_at, out_row)
+
+
+def _repeat(builder, count, values, step):  # type: ignore[no-untyped-def]
+    """Emit `for i in range(count): values = step(i, values)`; return the last values."""
+    before = builder.block
+    head, body, after = (builder.append_basic_block() for _ in range(3))
+    builder.branch(head)
+    builder.position_at_end(head)
+    i = builder.phi(count.type)
+    now = [builder.phi(value.type) for value in values]
+    builder.cbranch(builder.icmp_signed("<", i, count), body, after)
+    builder.position_at_end(body)
+    following = [builder.add(i, INT(1)), *step(i, list(now))]
+    for phi, start, other in zip([i, *now], [INT(0), *values], following, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(other, body)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return now
+
+
+def _splat(builder, word):  # type: ignore[no-untyped-def]
+    """The same 32 bits in all lanes."""
+    nothing = ir.Constant(WORDS, ir.Undefined)
+    first = builder.insert_element(nothing, word, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
+
+
+def _multiply_add(builder, like, sums, a, b):  # type: ignore[no-untyped-def]
+    """Sums + a * b in each lane; of bfloat16, sums + a[0] * b[0] + a[1] * b[1]."""
+    if like == types.uint16:
+        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(SUMS, [SUMS, WORDS, WORDS])
+        return builder.call(get_or_insert_function(builder.module, kind, name), [sums, a, b])
+    a, b = builder.bitcast(a, SUMS), builder.bitcast(b, SUMS)
+    return builder.fadd(builder.fmul(a, b, flags=["contract"]), sums, flags=["contract"])
+
+
+def _to_bfloat16(builder, sums):  # type: ignore[no-untyped-def]
+    """The nearest bfloat16, ties to even; NaN stays NaN."""
+
+    def all_of(number):  # type: ignore[no-untyped-def]
+        return ir.Constant(WORDS, [number] * LANES)
+
+    bits = builder.bitcast(sums, WORDS)
+    odd = builder.and_(builder.lshr(bits, all_of(16)), all_of(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, all_of(0x7FFF))), all_of(16))
+    kept = builder.select(builder.fcmp_unordered("uno", sums, sums), all_of(0x7FC0), rounded)
+    return builder.trunc(kept, ir.VectorType(ir.IntType(16), LANES))

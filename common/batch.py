@@ -47,6 +47,7 @@ class ForwardBatch:
     context_lens: list[int]  # the host's copy of seq_lens; empty where a graph is captured, which outlives it
     slot_mapping: torch.Tensor  # [T] int64, where the cache stores each token's K/V; empty without a cache
     block_tables: torch.Tensor  # [B, max blocks] int32; empty without blocks
+    attention_plan: object | None = None  # the cache's, if it attends otherwise than row by row (stage 5)
 
     @property
     def num_tokens(self) -> int:

@@ -24,3 +24,14 @@ class InvalidValue(SixstageError, ValueError):
 
 class ModelError(SixstageError):
     """A model cannot be fetched, read or served: what, where and what to do about it."""
+
+
+class BadLogits(ModelError):
+    """The model gave one request logits that nothing can be chosen from; the others of the batch are unharmed.
+
+    Abort `request_id`, and the next step does the rest again as if this one had not been.
+    """
+
+    def __init__(self, request_id: str, largest: float) -> None:
+        super().__init__(f"logits of request {request_id!r}: largest is {largest}, allowed: a finite number")
+        self.request_id = request_id

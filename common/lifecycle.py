@@ -18,6 +18,8 @@ def check_in(engine: Engine, request: Request) -> list[Sequence]:
     """
     if request.request_id in engine.live:
         raise InvalidValue("request_id", request.request_id, "an id that no live request has")
+    if request.beam is not None and not engine.capabilities.beam_search:
+        raise InvalidValue("beam", request.beam, "None: this stage has no beam search")
     check_request(request, engine.model.config, engine.config)
     engine.kv.check_fits(request)
     engine.stats.requests_added += 1
@@ -41,6 +43,12 @@ def check_request(request: Request, model: ModelConfig, config: EngineConfig) ->
         )
     if request.cache_salt == "":
         raise InvalidValue("cache_salt", "", "a non-empty text, or None")
+    if request.beam is not None:
+        if request.grammar is not None:
+            raise InvalidValue("grammar", "one", "none with beam search, which follows the model alone")
+        most = model.vocab_size - len(request.beam.ends(model.eos_token_ids))
+        if request.beam.beam_width > most:
+            raise InvalidValue("beam_width", request.beam.beam_width, f"at most {most}: ids that end nothing")
     bad_words = request.bad_words_token_ids
     if bool(params.bad_words) != bool(bad_words) or not all(bad_words):
         raise InvalidValue("bad_words_token_ids", bad_words, "the token ids of each of params.bad_words")
@@ -56,6 +64,11 @@ def check_request(request: Request, model: ModelConfig, config: EngineConfig) ->
                 raise InvalidValue(field, token, f"token ids from 0 to {model.vocab_size - 1}")
 
 
+def max_len(engine: Engine) -> int:
+    """Longest prompt + answer, in tokens: as far as model, configuration and cache reach."""
+    return min(engine.config.max_model_len, engine.model.config.max_position_embeddings, engine.kv.max_len)
+
+
 def check_unchunked(config: EngineConfig) -> None:
     """For stages that compute a prompt in one forward: the longest one must be allowed to be that long."""
     if config.max_num_batched_tokens < config.max_model_len:
@@ -69,7 +82,7 @@ def check_unchunked(config: EngineConfig) -> None:
 def advance(engine: Engine, scheduled: Scheduled, sampled: list[SampledToken | None]) -> list[StepOutput]:
     """Book one forward: tokens are computed, the drawn ones appended, ends noticed, counters moved."""
     stats, eos, outputs = engine.stats, engine.model.config.eos_token_ids, []
-    max_len = min(engine.config.max_model_len, engine.model.config.max_position_embeddings, engine.kv.max_len)
+    longest = max_len(engine)
     for (seq, num_new), token in zip(scheduled, sampled, strict=True):
         seq.num_computed_tokens += num_new
         seq.counters.forwards += 1
@@ -77,8 +90,8 @@ def advance(engine: Engine, scheduled: Scheduled, sampled: list[SampledToken | N
         stats.tokens_computed += num_new
         if token is None:  # an unfinished chunk
             continue
-        outputs.append(seq.append(token, eos, max_len))
-        stats.tokens_emitted += 1
+        outputs.append(seq.append(token, eos, longest))
+        stats.tokens_emitted += len(outputs[-1].new_token_ids)
         if seq.finished:
             stats.sequences_finished += 1
             _strike_off(engine, seq)

@@ -28,7 +28,7 @@ class CompletionOutput:
         cumulative_logprob: sum over the chosen tokens, if log probabilities were asked for.
         logprobs: one mapping of token id to its log probability per token, if asked for.
         finish_reason: "stop", "length", "abort", or None while it goes on.
-        stop_reason: the stop string or stop id that ended it; None for the model's own end of sequence.
+        stop_reason: the stop string or stop id that ended it, "grammar" where one had no way on; else None.
     """
 
     index: int
@@ -253,7 +253,7 @@ class _Answer:
         if stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
 
-    def _end(self, reason: FinishReason, stop_reason: int | None) -> None:
+    def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         """The engine ends it: half a character becomes a mark, and what was held back is plain text."""
         if self._detokenizer:
             self._take_text(self._detokenizer.flush())

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from common.batch import ForwardBatch, Scheduled
+from common.beam_params import BeamSearchParams
 from common.config import EngineConfig
 from common.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from common.model.config import ModelConfig
     from common.sequence import Sequence
+    from common.structured import CompiledGrammar
 
 
 class FinishReason(str, Enum):
     """Why an answer ended; the values are the OpenAI API's words."""
 
     STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
-    LENGTH = "length"  # max_tokens, or the end of the context
+    LENGTH = "length"  # max_tokens, the end of the context, or a grammar without a way on
     ABORT = "abort"  # the caller took the request back
 
 
@@ -31,7 +33,7 @@ class Request:
     """One prompt as an engine takes it: token ids only, since engines know no text.
 
     `bad_words_token_ids` holds the token sequences that spell `params.bad_words`, made by whoever owns the
-    tokenizer.
+    tokenizer.  With `beam` the answers are found by beam search, and `params` are `beam.sampling_params()`.
     """
 
     request_id: str
@@ -39,7 +41,9 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
+    grammar: CompiledGrammar | None = None  # what the answer must look like; made by who owns the tokenizer
     cache_salt: str | None = None  # only requests of one salt share cached prefixes (stage 5 on)
+    beam: BeamSearchParams | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class StepOutput:
     index: int
     new_token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None  # the stop id that ended it; None for the model's own end of sequence
+    stop_reason: int | str | None = None  # the stop id, or "grammar" where one had no way on; else None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     counters: Counters = field(default_factory=Counters)

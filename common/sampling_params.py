@@ -24,8 +24,8 @@ class SamplingParams:
     """One request's sampling and stopping rules.
 
     Order of work on a row of logits (vLLM's): logprobs are read from the raw logits; then allowed tokens,
-    bad words, `min_tokens`, logit bias, penalties, temperature, min-p, top-k, top-p, and the draw.
-    Tokens of equal logit count as ordered by id, the lowest first.
+    bad words, `min_tokens`, logit bias, penalties, the request's grammar, temperature, min-p, top-k, top-p, and
+    the draw.  Tokens of equal logit count as ordered by id, the lowest first.
 
     Attributes:
         n: answers per prompt.
@@ -50,7 +50,7 @@ class SamplingParams:
         logit_bias: added to the logits of these ids, each within -100..100.
         bad_words: words that must not appear in the answer (turned into token ids by the tokenizer's owner).
         allowed_token_ids: if set, nothing else can be drawn.  `bad_words` and `min_tokens` give way in a step
-            where they would leave no token at all.
+            where they would leave no token at all, and all three to a grammar.
         skip_special_tokens: leave special tokens out of the text.
     """
 

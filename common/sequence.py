@@ -20,6 +20,7 @@ class Sequence:
             is in the cache).
         block_table: physical blocks in logical order (paged stages).
         block_hashes: names of its full blocks, as far as they were needed (stage 5 on).
+        matcher: where the answer is in the request's grammar, if it has one.
         rng: drawn from exactly once per sampled token.
     """
 
@@ -29,6 +30,7 @@ class Sequence:
         "counters",
         "finish_reason",
         "index",
+        "matcher",
         "num_computed_tokens",
         "num_prompt_tokens",
         "prompt_logprobs",
@@ -36,6 +38,7 @@ class Sequence:
         "rng",
         "stop_reason",
         "token_ids",
+        "unused_uniform",
     )
 
     def __init__(self, request: Request, index: int = 0, engine_seed: int = 0) -> None:
@@ -49,12 +52,14 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | None = None
+        self.stop_reason: int | str | None = None
+        self.matcher = None if request.grammar is None else request.grammar.start()
         # A request's own seed must not see its neighbours: the same seed and prompt give the same text
         # wherever it stands in a list.  Without a seed, the id makes two requests differ.
         seed = self.params.seed
         origin = f"{engine_seed}/{request.request_id}" if seed is None else f"{seed}"
         self.rng = random.Random(f"{origin}/{index}")
+        self.unused_uniform: float | None = None
 
     @property
     def request_id(self) -> str:
@@ -86,18 +91,27 @@ class Sequence:
         """Whether rows of the prompt must still be scored."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
+    def uniform(self) -> float:
+        """The next number of its generator, or one that was drawn before and came to nothing."""
+        number, self.unused_uniform = self.unused_uniform, None
+        return self.rng.random() if number is None else number
+
     def append(self, token: SampledToken, eos_token_ids: frozenset[int], max_len: int) -> StepOutput:
         """Take a sampled token, decide whether it ends the answer, and say what happened.
 
-        `min_tokens` needs no check here: the sampler cannot draw an ending token before it.
+        `min_tokens` needs no check here: the sampler cannot draw an ending token before it.  A grammar that
+        has no way on ends the answer without the token, as "length": to a client the text is cut short.
         """
+        if self.matcher is not None and not self.matcher.advance(token.token_id):
+            self.finish_reason, self.stop_reason = FinishReason.LENGTH, "grammar"
+            return self._ended_without_token()
         self.token_ids.append(token.token_id)
         self.counters.output_tokens += 1
         first = self.num_output_tokens == 1
         params = self.params
         if token.token_id in params.stop_token_ids:  # type: ignore[operator]  # a tuple
             self.finish_reason, self.stop_reason = FinishReason.STOP, token.token_id
-        elif token.token_id in eos_token_ids and not params.ignore_eos:
+        elif token.token_id in eos_token_ids and not (params.ignore_eos and self.matcher is None):
             self.finish_reason = FinishReason.STOP
         elif self.num_output_tokens == params.max_tokens or len(self.token_ids) >= max_len:
             self.finish_reason = FinishReason.LENGTH
@@ -116,4 +130,9 @@ class Sequence:
     def abort(self) -> StepOutput:
         """End without a token."""
         self.finish_reason = FinishReason.ABORT
-        return StepOutput(self.request_id, self.index, (), self.finish_reason, counters=self.counters)
+        return self._ended_without_token()
+
+    def _ended_without_token(self) -> StepOutput:
+        return StepOutput(
+            self.request_id, self.index, (), self.finish_reason, self.stop_reason, counters=self.counters
+        )

@@ -20,10 +20,11 @@ Cells = tuple[torch.Tensor, torch.Tensor]
 
 
 def needs_edits(seq: Sequence) -> bool:
-    """Whether `edit_logits` would do anything to this sequence's row in this step."""
+    """Whether `edit_logits` or a grammar would do anything to this sequence's row in this step."""
     params = seq.params
     return bool(
-        params.allowed_token_ids is not None
+        seq.matcher is not None
+        or params.allowed_token_ids is not None
         or seq.request.bad_words_token_ids
         or seq.num_output_tokens < params.min_tokens
         or params.logit_bias

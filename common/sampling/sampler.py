@@ -8,11 +8,12 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from common.errors import ModelError
+from common.errors import BadLogits
 from common.protocol import SampledToken, TokenLogprobs
 from common.sampling.draw import draw, take_rows
 from common.sampling.edits import edit_logits, needs_edits
 from common.sampling.logprobs import gather_logprobs
+from common.sampling.masks import mask_logits
 from common.sequence import Sequence
 
 
@@ -33,13 +34,16 @@ def sample(
         eos_token_ids: the model's own end-of-sequence ids, for `min_tokens`.
 
     Raises:
-        ModelError: a row holds NaN or +inf, or nothing but -inf.
+        BadLogits: a row holds NaN or +inf, or nothing but -inf.  The numbers that were drawn are kept for
+            the next call.
     """
     drawn = [row for row, seq in enumerate(sequences) if not seq.params.greedy]
+    uniforms = [sequences[row].uniform() for row in drawn]
     scores = logits
     if drawn or any(needs_edits(seq) for seq in sequences):
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         edit_logits(scores, sequences, eos_token_ids)
+        mask_logits(scores, logits, sequences)
     if len(drawn) < len(sequences):
         # Not argmax: on CPU in bfloat16 it takes 5 times as long.  Both give the first of equals.
         peaks, tokens = scores.max(dim=-1)  # [R] each
@@ -48,20 +52,15 @@ def sample(
         tokens = torch.empty_like(peaks, dtype=torch.int64)  # [R]
     if drawn:
         params = [sequences[row].params for row in drawn]
-        uniforms = [sequences[row].rng.random() for row in drawn]
         tokens[drawn] = draw(take_rows(scores, drawn), params, uniforms)
     token_ids: list[int] = tokens.tolist()  # the only wait for the device, unless logprobs are wanted
-    _check(peaks.tolist(), sequences)
+    for seq, peak in zip(sequences, peaks.tolist(), strict=True):
+        if not math.isfinite(peak):
+            for row, uniform in zip(drawn, uniforms, strict=True):
+                sequences[row].unused_uniform = uniform
+            raise BadLogits(seq.request_id, peak)
     logprobs = _logprobs(logits, sequences, token_ids)
     return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(token_ids)]
-
-
-def _check(peaks: list[float], sequences: Seq[Sequence]) -> None:
-    for peak, seq in zip(peaks, sequences, strict=True):
-        if not math.isfinite(peak):
-            raise ModelError(
-                f"logits of request {seq.request_id!r}: largest is {peak}, allowed: a finite number"
-            )
 
 
 def _logprobs(

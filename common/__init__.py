@@ -1,8 +1,9 @@
 """The frame that all stages share: requests, sequences, the model, sampling, text, benchmarks."""
 
+from common.beam_params import BeamSearchParams
 from common.sampling_params import SamplingParams
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams"]
 
 
 def __getattr__(name: str) -> object:

@@ -6,11 +6,13 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
 from tqdm.auto import tqdm
 
+from common.beam_params import BeamSearchParams
 from common.config import EngineConfig
 from common.errors import InvalidValue
 from common.lifecycle import check_request
@@ -131,12 +133,24 @@ class LLM:
                 "params", f"{len(each)} of them", f"one, or one for each of {len(todo)} prompts"
             )
         requests = [self.request(prompt, p) for prompt, p in zip(todo, each, strict=True)]
-        finals: dict[str, RequestOutput] = {}
-        with tqdm(total=len(requests), desc=self.stage, unit="request", disable=not use_tqdm) as bar:
-            for ended in self.run(requests, todo, arrivals, stream=False):
-                finals |= {output.request_id: output for output in ended}
-                bar.update(len(ended))
-        return [finals[request.request_id] for request in requests]
+        return self._answer(requests, todo, use_tqdm, arrivals)
+
+    def beam_search(
+        self, prompts: Prompt | Seq[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Search the likeliest answers to every prompt; results come in the order of the prompts.
+
+        Each has `params.n` outputs, best first by `params.score(cumulative_logprob, number of tokens)`.
+
+        Raises:
+            InvalidValue: the stage has no beam search, or a prompt or a parameter cannot be served; then
+                none of the list is.
+        """
+        if not self.engine.capabilities.beam_search:
+            raise InvalidValue("stage", self.stage, "a stage that has beam search")
+        todo = _as_list(prompts)
+        requests = [replace(self.request(prompt, params.sampling_params()), beam=params) for prompt in todo]
+        return self._answer(requests, todo, use_tqdm)
 
     def chat(
         self,
@@ -203,6 +217,21 @@ class LLM:
         finally:
             for request in requests:  # left early or interrupted: leave nothing behind
                 self.engine.abort(request.request_id)
+
+    def _answer(
+        self,
+        requests: Seq[Request],
+        prompts: Seq[Prompt],
+        use_tqdm: bool,
+        arrivals: Seq[float] | None = None,
+    ) -> list[RequestOutput]:
+        """Run the requests to their ends, with a bar; results in the order of the requests."""
+        finals: dict[str, RequestOutput] = {}
+        with tqdm(total=len(requests), desc=self.stage, unit="request", disable=not use_tqdm) as bar:
+            for ended in self.run(requests, prompts, arrivals, stream=False):
+                finals |= {output.request_id: output for output in ended}
+                bar.update(len(ended))
+        return [finals[request.request_id] for request in requests]
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

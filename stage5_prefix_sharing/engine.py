@@ -8,6 +8,7 @@ from common.lifecycle import abort_matching, advance, check_in
 from common.protocol import Capabilities, EngineStats, Executor, Model, Request, StepOutput
 from common.runner import ModelExecutor
 from common.sequence import Sequence
+from stage5_prefix_sharing.beam_groups import BeamGroups
 from stage5_prefix_sharing.kv_cache import SharingCache
 from stage5_prefix_sharing.scheduler import Scheduler
 
@@ -33,6 +34,7 @@ class SharingEngine:
         continuous=True,
         chunks_prompts=True,
         shares_prefixes=True,
+        beam_search=True,
     )
 
     def __init__(self, model: Model, config: EngineConfig, kv: SharingCache, executor: Executor) -> None:
@@ -43,10 +45,14 @@ class SharingEngine:
         self.stats = EngineStats(cache=kv.blocks.pool.counters)
         self.live: dict[str, list[Sequence]] = {}
         self.scheduler = Scheduler(config, kv.blocks)
+        self.beams = BeamGroups(self, self.scheduler)
         self.last_batch: Scheduled = []
 
     def add_request(self, request: Request) -> None:
         """Queue a request; see `Engine.add_request`."""
+        if request.beam is not None:
+            self.beams.add(request)
+            return
         leader, *followers = check_in(self, request)
         self.scheduler.add(leader)
         for seq in followers:
@@ -54,7 +60,10 @@ class SharingEngine:
 
     def abort(self, request_id: str, index: int | None = None) -> list[StepOutput]:
         """Take a request, or one of its answers, back; see `Engine.abort`."""
-        outputs = abort_matching(self, request_id, index)
+        if request_id in self.beams:
+            outputs = self.beams.abort(request_id, index)
+        else:
+            outputs = abort_matching(self, request_id, index)
         self.scheduler.drop_aborted()
         return outputs
 
@@ -64,9 +73,10 @@ class SharingEngine:
         self.stats.preemptions = self.scheduler.num_preemptions
         if not scheduled:
             return []
-        sampled = self.executor.execute(scheduled)
+        sampled = self.beams.collect(scheduled, self.executor.execute(scheduled))
         outputs = advance(self, scheduled, sampled)
         self.kv.blocks.publish(scheduled)
+        outputs += self.beams.select()
         self.scheduler.release_finished()
         return outputs
 

@@ -44,6 +44,8 @@ class Scheduler:
 
     4. A request's first sequence computes the prompt, and the others are forked from it in the forward that
        completes it: they compute nothing there, and draw their first tokens from the same logits.
+    5. A beam whose next tokens are known is parked until those of its whole search are.  It takes no place in
+       the batch, and its blocks are the first to go: then its search can go on with memory for one beam.
 
     Under "fcfs" the oldest sequence is never the victim and gains at least a token per step, so all requests
     end within as many steps as they have tokens, prompts and answers together.
@@ -65,12 +67,13 @@ class Scheduler:
         self.ranks: dict[Sequence, Rank] = {}
         self.waiting: list[tuple[Rank, Sequence]] = []  # a heap
         self.running: list[Sequence] = []  # best rank first
+        self.parked: list[Sequence] = []  # beams that wait for the rest of their search, best rank first
         self.followers: dict[Sequence, list[Sequence]] = {}  # those that wait for this one's prompt
 
     def add(self, seq: Sequence, leader: Sequence | None = None) -> None:
         """Let a new sequence wait for its turn, or for the leader to have computed their prompt."""
         self.ranks[seq] = self.rank_of(seq, self.num_arrived)
-        self.num_arrived += 1
+        self.num_arrived += seq.request.beam.beam_width if seq.request.beam else 1  # a rank for each beam
         if leader is None:
             heappush(self.waiting, (self.ranks[seq], seq))
         else:
@@ -94,13 +97,30 @@ class Scheduler:
             scheduled += self._admit(budget)
         return scheduled
 
+    def park(self, seq: Sequence) -> None:
+        """Let a running beam that lacks nothing wait, with its blocks, for the rest of its search."""
+        self.running.remove(seq)
+        insort(self.parked, seq, key=self.ranks.__getitem__)
+
+    def fork(self, parent: Sequence, beam: Sequence) -> None:
+        """Let a beam go on from its parked parent: in its blocks, if it has any and there is a place, else later."""
+        priority, arrival = self.ranks[parent]
+        self.ranks[beam] = (priority, arrival - parent.index + beam.index)
+        if parent.block_table and len(self.running) < self.config.max_num_seqs:
+            self.blocks.fork(parent, beam)
+            beam.num_computed_tokens = parent.num_computed_tokens
+            insort(self.running, beam, key=self.ranks.__getitem__)
+        else:
+            heappush(self.waiting, (self.ranks[beam], beam))
+
     def release_finished(self) -> None:
-        """Free the blocks and places of running sequences that have ended."""
-        for seq in self.running:
+        """Free the blocks and places of sequences that have ended."""
+        for seq in (*self.running, *self.parked):
             if seq.finished:
                 self.blocks.free(seq)
                 del self.ranks[seq]
         self.running = [seq for seq in self.running if not seq.finished]
+        self.parked = [seq for seq in self.parked if not seq.finished]
 
     def drop_aborted(self) -> None:
         """Let go of sequences that were taken back; one that waits is passed over when its turn comes."""
@@ -110,10 +130,10 @@ class Scheduler:
         self._pass_over_aborted()
 
     def sequences(self) -> list[Sequence]:
-        """All unfinished sequences: running, then waiting, each in order of rank."""
+        """All unfinished sequences: running, then parked, then waiting, each in order of rank."""
         waiting = [*(seq for _, seq in self.waiting), *chain.from_iterable(self.followers.values())]
         waiting.sort(key=self.ranks.__getitem__)
-        return [*self.running, *(seq for seq in waiting if not seq.finished)]
+        return [*self.running, *self.parked, *(seq for seq in waiting if not seq.finished)]
 
     def _pass_over_aborted(self) -> None:
         """Make the head of the queue someone who still wants in."""
@@ -126,15 +146,31 @@ class Scheduler:
         A sequence that runs alone always finds room: an answer ends before it outgrows the whole pool.
         """
         while self.blocks.allocate(seq, num_tokens) is None:
+            if self._strip_parked():
+                continue
             victim = self.running.pop()
-            self.blocks.free(victim)
-            victim.num_computed_tokens = 0
-            victim.counters.preemptions += 1
-            self.num_preemptions += 1
+            self._take_blocks(victim)
             heappush(self.waiting, (self.ranks[victim], victim))
             if victim is seq:
                 return False
         return True
+
+    def _strip_parked(self) -> bool:
+        """Take the blocks of the parked beam of the worst rank that has any; False if none has.
+
+        It stays parked: its next tokens are known, so it would only be computed again for nothing.
+        """
+        for beam in reversed(self.parked):
+            if beam.block_table:
+                self._take_blocks(beam)
+                return True
+        return False
+
+    def _take_blocks(self, victim: Sequence) -> None:
+        self.blocks.free(victim)
+        victim.num_computed_tokens = 0
+        victim.counters.preemptions += 1
+        self.num_preemptions += 1
 
     def _admit(self, budget: int) -> list[tuple[Sequence, int]]:
         """Let waiting sequences in, in order, while places, budget and blocks last."""
@@ -151,6 +187,8 @@ class Scheduler:
             need = self.blocks.num_blocks(len(seq.token_ids)) - self.blocks.num_held(hit)
             spare = self.watermark if self.running else 0
             if need + promised + spare > self.blocks.pool.num_free:
+                if not self.running and self._strip_parked():
+                    continue
                 break
             heappop(self.waiting)
             self._pass_over_aborted()

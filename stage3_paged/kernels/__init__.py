@@ -58,6 +58,7 @@ class Kernel(Protocol):
         out: torch.Tensor | None = None,
         query_lens: list[int] | None = None,
         context_lens: list[int] | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend with the queries `[T, Hq, D]`, the last positions of each sequence, over its blocks."""
         ...

@@ -40,6 +40,7 @@ def check_attention(
     seq_lens: torch.Tensor,
     window: int | None,
     out: torch.Tensor | None,
+    lse: torch.Tensor | None = None,
 ) -> None:
     """Refuse arguments of `paged_attention` that do not fit together.
 
@@ -56,6 +57,10 @@ def check_attention(
         if out.shape != q.shape:
             raise InvalidValue("out.shape", tuple(out.shape), f"{tuple(q.shape)} as q has it")
         _check_like("out", out, k_cache)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if lse is not None and (lse.shape != q.shape[:2] or lse.dtype != wide or not lse.is_contiguous()):
+        shown = (tuple(lse.shape), lse.dtype, lse.stride())
+        raise InvalidValue("lse", shown, f"{wide} of shape {tuple(q.shape[:2])}, contiguous")
     num_seqs = seq_lens.numel()
     for name, array, shape in (
         ("seq_lens", seq_lens, (num_seqs,)),

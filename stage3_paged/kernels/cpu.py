@@ -1,6 +1,6 @@
 """Paged attention at CPU speed: the algorithm of `triton.py`, compiled by numba for all cores.
 
-Decodes and short chunks go through `cpu_numba.attend_pieces`, in one launch for the whole batch: it reads
+Decodes and short chunks go through `cpu_numba.attend_short`, in one launch for the whole batch: it reads
 each K and V once, where they lie, at the speed of memory.  A long chunk or a prompt is bound by arithmetic
 instead: there each block is read by hundreds of tokens, so its blocks are copied to one piece first (a few
 percent of the time) and torch's own attention does the rest.
@@ -25,8 +25,9 @@ from numba.core import event
 from common.attention import attend
 from common.errors import InvalidValue
 from stage3_paged.kernels.checks import check_attention, check_block_size, check_store
-from stage3_paged.kernels.cpu_blocks import copy_blocks, find_bad_block, plan_pieces, store_slots
-from stage3_paged.kernels.cpu_numba import PIECE, attend_pieces
+from stage3_paged.kernels.cpu_blocks import copy_blocks, store_slots
+from stage3_paged.kernels.cpu_numba import attend_short
+from stage3_paged.kernels.reference import log_sum_exp
 
 LONGEST_SHORT_QUERY = 16
 """Up to here a query's tokens go one by one through the decode kernel; measured, it is even at about 20."""
@@ -36,6 +37,9 @@ BASE = math.log2(math.e)
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """To move numbers only their bits matter: one compiled store per width, and numba knows no bfloat16."""
+
+STAND_INS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+"""To calculate, it has to know what the bits mean: see `cpu_vectors._load_vector`."""
 
 
 def make_cache(
@@ -99,31 +103,30 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     out: torch.Tensor | None = None,
     query_lens: list[int] | None = None,
     context_lens: list[int] | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend with the last positions of each sequence, `[T, Hq, D]`; arguments as of `reference.py`.
 
     Raises:
         InvalidValue: arguments that do not fit together, or a block outside the cache.
     """
-    check_attention(q, v_cache, v_cache, block_tables, query_start, seq_lens, window, out)
+    check_attention(q, v_cache, v_cache, block_tables, query_start, seq_lens, window, out, lse)
     keys, values = _physical(k_cache, v_cache)
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     query_lens = query_start.diff().tolist() if query_lens is None else query_lens
     context_lens = seq_lens.tolist() if context_lens is None else context_lens
     if sum(query_lens) != len(q):
         raise InvalidValue("query_lens", sum(query_lens), f"{len(q)} in all, one per row of q")
-    bad = find_bad_block(block_tables.numpy(), seq_lens.numpy(), *v_cache.shape[:2])
+    batch = block_tables, query_start, seq_lens
+    bad = attend_short_queries(q, keys, values, batch, scale, window, out, lse)
     if bad >= 0:
         shown = block_tables[bad].tolist()
         raise InvalidValue(
             f"block_tables[{bad}]", shown, f"0 to {len(keys) - 1} for {context_lens[bad]} tokens"
         )
-    share_threads()
-    if min(query_lens, default=0) <= LONGEST_SHORT_QUERY:
-        attend_short_queries(q, keys, values, (block_tables, query_start, seq_lens), scale, window, out)
     if max(query_lens, default=0) > LONGEST_SHORT_QUERY:
-        batch = zip(block_tables, query_start[:-1].tolist(), query_lens, context_lens, strict=True)
-        attend_long_queries(q, keys, values, batch, scale, window, out)
+        rows = zip(block_tables, query_start[:-1].tolist(), query_lens, context_lens, strict=True)
+        attend_long_queries(q, keys, values, rows, scale, window, out, lse)
     return out
 
 
@@ -135,7 +138,8 @@ def attend_short_queries(
     scale: float,
     window: int | None,
     out: torch.Tensor,
-) -> None:
+    lse: torch.Tensor | None,
+) -> int:
     """Run the decode kernel for all sequences of at most LONGEST_SHORT_QUERY queries.
 
     Args:
@@ -146,23 +150,31 @@ def attend_short_queries(
         scale: factor on the scores.
         window: sliding window.
         out: `[T, Hq, D]`; rows of longer queries are left undefined.
+        lse: `[T, Hq]` or None; likewise.
+
+    Returns:
+        -1, or the first sequence of the whole batch with a block outside the cache; then nothing was read.
     """
-    block_tables, query_start, seq_lens = (array.contiguous().numpy() for array in batch)
-    _, num_heads, head_size = q.shape
-    _, num_kv_heads, block_size, _ = values.shape
     exact = q.dtype == torch.float64
-    scaled = q.to(torch.float64 if exact else torch.float32) * (scale if exact else scale * BASE)
-    direct = out.dtype == scaled.dtype and out.is_contiguous()
-    result = out if direct else torch.empty(q.shape, dtype=scaled.dtype)  # [T, Hq, D]
-    pieces = plan_pieces(query_start, seq_lens, window or 0, LONGEST_SHORT_QUERY, PIECE)
-    shape = (len(pieces), num_heads)
-    sums = np.empty(len(pieces) * num_heads * head_size, scaled.numpy().dtype)  # [P, Hq, D]
-    parts = (sums, np.empty(shape, sums.dtype), np.empty(shape, sums.dtype))
-    blocks = (_flat(keys), _flat(values), block_tables, block_size, num_kv_heads, head_size)
-    tile = tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16)
-    attend_pieces(*tile, _flat(scaled), blocks, pieces, parts, result.numpy(), numba.get_num_threads())
-    if not direct:
+    num_heads, head_size = q.shape[1:]
+    num_kv_heads, block_size = values.shape[1:3]
+    result = out if out.is_contiguous() else torch.empty(q.shape, dtype=q.dtype)  # [T, Hq, D]
+    stand_in = STAND_INS.get(q.dtype, q.dtype)
+    bad = attend_short(
+        *tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16),
+        *(array.view(stand_in).numpy() for array in (q.contiguous(), keys, values)),
+        *(array.contiguous().numpy() for array in batch),
+        result.view(stand_in).numpy(),
+        np.empty((0, 0), np.float64 if exact else np.float32) if lse is None else lse.numpy(),
+        1.0 if exact else np.float32(1 / BASE),
+        scale if exact else np.float32(scale * BASE),
+        window or 0,
+        LONGEST_SHORT_QUERY,
+        share_threads(),
+    )
+    if result is not out and bad < 0:
         out.copy_(result)
+    return bad
 
 
 @cache
@@ -186,6 +198,7 @@ def attend_long_queries(
     scale: float,
     window: int | None,
     out: torch.Tensor,
+    lse: torch.Tensor | None,
 ) -> None:
     """Run torch's attention for each sequence of more than LONGEST_SHORT_QUERY queries.
 
@@ -197,6 +210,7 @@ def attend_long_queries(
         scale: factor on the scores.
         window: sliding window.
         out: `[T, Hq, D]`; only rows of these sequences are written.
+        lse: `[T, Hq]` or None; likewise, by the oracle: only tests ask for it here.
     """
     for table, row, num_queries, length in batch:
         if num_queries > LONGEST_SHORT_QUERY:
@@ -204,6 +218,8 @@ def attend_long_queries(
             k, v = copy_to_one_piece(keys, values, table, first, length)  # each [S - first, Hkv, D]
             rows = slice(row, row + num_queries)
             out[rows] = attend(q[rows], k, v, scale, window)  # [Tq, Hq, D]
+            if lse is not None:
+                lse[rows] = log_sum_exp(q[rows], k, scale, window)  # [Tq, Hq]
 
 
 def copy_to_one_piece(
@@ -225,12 +241,6 @@ def _physical(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tenso
     if k_cache.shape != v_cache.shape or not (keys.is_contiguous() and values.is_contiguous()):
         raise InvalidValue("k_cache", (tuple(k_cache.shape), k_cache.stride()), "what make_cache returns")
     return keys, values
-
-
-def _flat(array: torch.Tensor) -> np.ndarray:
-    """A flat view for numba; its 16-bit floats go as integers, see `cpu_vectors._load_vector`."""
-    stand_in = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(array.dtype, array.dtype)
-    return array.view(stand_in).numpy().reshape(-1)
 
 
 def share_threads() -> int:

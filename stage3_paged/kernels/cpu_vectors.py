@@ -1,14 +1,15 @@
-"""The product that both halves of attention are made of, written as vectors for LLVM.
+"""The product that both halves of attention are made of, written as vectors for LLVM, and 16-bit floats.
 
 Everything else of the CPU kernel is plain numba (`cpu_numba.py`); only here the compiler had to be led by hand.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function, unpack_tuple
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
 CACHE_LINE = 64
@@ -130,3 +131,68 @@ def _prefetch(builder, pointer):
 
 tile_product = _tile_product(accumulate=False)
 add_tile_product = _tile_product(accumulate=True)
+
+
+def room(n, like):
+    """Room for n sums over an array like this: float32, or float64 for float64."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(room)
+def _room(n, like):
+    number = np.float64 if like.dtype == types.float64 else np.float32
+    return lambda n, like: np.empty(n, dtype=number)
+
+
+def widen(x):
+    """A number of q as one to calculate with."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(widen)
+def _widen(x):
+    return {
+        types.uint16: lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32),
+        types.int16: lambda x: _half_to_float(x),  # noqa: PLW0108 - numba overloads take functions
+    }.get(x, lambda x: x)
+
+
+def narrow(x, like):
+    """A sum as an array like this holds it, rounded to the nearest."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(narrow)
+def _narrow(x, like):
+    def bfloat16(x, like):
+        bits = np.float32(x).view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+        return np.uint16(0x7FC0) if np.isnan(x) else rounded  # a carry could make a NaN infinite
+
+    return {
+        types.uint16: bfloat16,
+        types.int16: lambda x, like: _float_to_half(x),
+    }.get(like.dtype, lambda x, like: x)
+
+
+@intrinsic
+def _half_to_float(_, x):
+    """The number whose float16 bits these are."""
+
+    def generate(context, builder, signature, arguments):
+        half = builder.bitcast(arguments[0], ir.HalfType())
+        return builder.fpext(half, ir.FloatType())
+
+    return types.float32(types.int16), generate
+
+
+@intrinsic
+def _float_to_half(_, x):
+    """Bits of the nearest float16."""
+
+    def generate(context, builder, signature, arguments):
+        half = builder.fptrunc(arguments[0], ir.HalfType())
+        return builder.bitcast(half, ir.IntType(16))
+
+    return types.int16(types.float32), generate

@@ -72,6 +72,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     out: torch.Tensor | None = None,
     query_lens: list[int] | None = None,
     context_lens: list[int] | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend with the last positions of each sequence over all that its blocks hold.
 
@@ -87,6 +88,8 @@ def paged_attention(  # noqa: PLR0913, PLR0917
         out: `[T, Hq, D]` to write to; a new tensor if None.
         query_lens: the host's copy of diff(query_start).
         context_lens: the host's copy of seq_lens.
+        lse: `[T, Hq]` to write the logarithm of each softmax's sum to, float32 (float64 for float64): what it
+            takes to join the results over two parts of a context (stage 5).
 
     Returns:
         `[T, Hq, D]`.
@@ -94,7 +97,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     Raises:
         InvalidValue: shapes, dtypes or layouts that do not fit together.
     """
-    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out)
+    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out, lse)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     query_lens = query_start.diff().tolist() if query_lens is None else query_lens
     context_lens = seq_lens.tolist() if context_lens is None else context_lens
@@ -107,5 +110,24 @@ def paged_attention(  # noqa: PLR0913, PLR0917
         v = v_cache[block, position % block_size]  # [S, Hkv, D]
         rows = slice(row, row + num_queries)
         out[rows] = attend(q[rows], k, v, scale, window)  # [Tq, Hq, D]
+        if lse is not None:
+            lse[rows] = log_sum_exp(q[rows], k, scale, window)  # [Tq, Hq]
         row += num_queries
     return out
+
+
+def log_sum_exp(q: torch.Tensor, k: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+    """Logarithm of the sum of e ** score over all that each query sees; arguments as of `attend`.
+
+    Returns:
+        `[Tq, Hq]` float32, or float64 for float64.
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # [S, Hq, D]
+    scores = torch.einsum("qhd,shd->qhs", q.to(wide), k.to(wide)) * scale  # [Tq, Hq, S]
+    position = torch.arange(len(k), device=q.device)  # [S]
+    own = position[len(k) - len(q) :, None]  # [Tq, 1]
+    seen = position <= own  # [Tq, S]
+    if window is not None:
+        seen &= position > own - window
+    return scores.masked_fill(~seen[:, None], float("-inf")).logsumexp(dim=-1)  # [Tq, Hq]

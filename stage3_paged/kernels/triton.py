@@ -120,6 +120,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     out: torch.Tensor | None = None,
     query_lens: list[int] | None = None,
     context_lens: list[int] | None = None,
+    lse: torch.Tensor | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
     """Attend with each sequence's last positions; arguments and errors as in `reference.paged_attention`.
@@ -127,7 +128,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     `context_lens` is not needed.  Without `query_lens` the longest query is asked from the GPU, which waits.
     `num_splits` (a power of two) overrides the choice of how many programs share one context.
     """
-    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out)
+    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out, lse)
     check_dtype(q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out  # [T, Hq, D]
     if len(q) == 0:
@@ -142,16 +143,17 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     grid = (tiles * num_splits, num_kv_heads, num_seqs)
     batch = (q, k_cache, v_cache, block_tables, query_start, seq_lens)
     if num_splits == 1:
-        start_tiles(grid, launch, 1, out[None], out, *batch, scale, window)
+        start_tiles(grid, launch, 1, out[None], lse, *batch, scale, window)
         return out
     shape = (num_splits, *q.shape[:2])
     partial = torch.empty((*shape, q.shape[2]), dtype=torch.float32, device=q.device)  # [splits, T, Hq, D]
-    lse = torch.empty(shape, dtype=torch.float32, device=q.device)  # [splits, T, Hq]
-    start_tiles(grid, launch, num_splits, partial, lse, *batch, scale, window)
+    partial_lse = torch.empty(shape, dtype=torch.float32, device=q.device)  # [splits, T, Hq]
+    start_tiles(grid, launch, num_splits, partial, partial_lse, *batch, scale, window)
     merge_splits_kernel[q.shape[:2]](
         out,
-        partial,
         lse,
+        partial,
+        partial_lse,
         *out.stride()[:2],
         HEAD_SIZE=q.shape[2],
         SPLITS=num_splits,
@@ -165,7 +167,7 @@ def start_tiles(  # noqa: PLR0913, PLR0917
     launch: Launch,
     num_splits: int,
     target: torch.Tensor,
-    lse: torch.Tensor,
+    lse: torch.Tensor | None,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,

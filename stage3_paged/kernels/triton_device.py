@@ -26,6 +26,9 @@ Sources: PagedAttention (Kwon et al., SOSP 2023, section 4.3); online softmax an
 import triton
 import triton.language as tl
 
+LN_2 = tl.constexpr(0.6931471805599453)
+"""Softmax runs on powers of 2 here; its logarithms leave as natural ones."""
+
 
 @triton.jit
 def store_kv_kernel(
@@ -126,7 +129,7 @@ def paged_attention_simple_kernel(
 @triton.jit
 def paged_attention_tile_kernel(
     out_ptr,  # [splits, T, Hq, D]
-    lse_ptr,  # [splits, T, Hq] float32, log2 of each split's softmax sum; untouched without splits
+    lse_ptr,  # [splits, T, Hq] float32, logarithm of each split's softmax sum; or None
     q_ptr,  # [T, Hq, D]
     k_cache_ptr,  # [N, bs, Hkv, D]
     v_cache_ptr,  # [N, bs, Hkv, D]
@@ -185,9 +188,9 @@ def paged_attention_tile_kernel(
     total_safe = tl.where(total == 0, 1.0, total)  # [ROWS], an empty split has the sum 0
     target = split * stride_out_split + token * stride_out_token + head * stride_out_head  # [ROWS]
     tl.store(out_ptr + target[:, None] + lane[None, :], acc / total_safe[:, None], mask=tile_mask)
-    if SPLITS > 1:
+    if lse_ptr is not None:
         num_heads = tl.num_programs(1) * G
-        lse = tl.where(total == 0, -float("inf"), running_max + tl.log2(total_safe))  # [ROWS]
+        lse = (running_max + tl.log2(total_safe)) * LN_2  # [ROWS], -inf for an empty split
         tl.store(lse_ptr + (split * num_tokens + token) * num_heads + head, lse, mask=live)
 
 
@@ -263,8 +266,9 @@ def attend_range(
 @triton.jit
 def merge_splits_kernel(
     out_ptr,  # [T, Hq, D]
+    lse_ptr,  # [T, Hq] float32, or None
     partial_ptr,  # [splits, T, Hq, D] float32
-    lse_ptr,  # [splits, T, Hq] float32
+    partial_lse_ptr,  # [splits, T, Hq] float32
     stride_out_token,
     stride_out_head,
     HEAD_SIZE: tl.constexpr,
@@ -278,13 +282,15 @@ def merge_splits_kernel(
     lane = tl.arange(0, DP)  # [DP]
     in_head = lane < HEAD_SIZE  # [DP]
     part = (split * num_tokens + token) * num_heads + head  # [SPLITS] int64
-    lse = tl.load(lse_ptr + part)  # [SPLITS], -inf for an empty split
+    lse = tl.load(partial_lse_ptr + part)  # [SPLITS], -inf for an empty split
     largest = tl.max(lse, axis=0)
     # All splits are empty for a row that stands for no token: the sum 0 is then divided by 1.
-    weights = tl.exp2(lse - tl.where(largest == -float("inf"), 0.0, largest))  # [SPLITS], 0 for an empty one
+    weights = tl.exp(lse - tl.where(largest == -float("inf"), 0.0, largest))  # [SPLITS], 0 for an empty one
     values = tl.load(
         partial_ptr + part[:, None] * HEAD_SIZE + lane[None, :], mask=in_head[None, :], other=0
     )  # [SPLITS, DP]
     total = tl.sum(weights, axis=0)
     merged = tl.sum(weights[:, None] * values, axis=0) / tl.where(total == 0, 1.0, total)  # [DP]
     tl.store(out_ptr + token * stride_out_token + head * stride_out_head + lane, merged, mask=in_head)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + token * num_heads + head, largest + tl.log(total))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 30, 9, 3, 64, 16  # the default model's
 SEQS, CONTEXT = 32, 320
 ATTEMPTS = 6
-LEAST_SHARE = 0.15  # of the read bandwidth; half of what it has at worst, since the machine is shared
+LEAST_SHARE = 0.25  # of the read bandwidth; two thirds of what it has at worst, since the machine is shared
 DTYPES = (torch.bfloat16, torch.float32)
 
 Measured = dict[str, float]
@@ -96,10 +96,11 @@ class Decodes:
 def test_decode_reads_at_the_speed_of_memory(dtype: torch.dtype, benchmark: Callable) -> None:
     """At most 0.7 of the time of index_select + attention, and a share of the read bandwidth.
 
-    The goal is 60 % of it, and it is not reached everywhere: on the machine where this was written a call gets
-    25 to 38 % while memory reads 50 to 59 GB/s, and 54 % (bfloat16) or 62 % (float32) while it reads 33.  About
-    0.1 ms of a call is Python, and not all arithmetic overlaps with memory.  The bound below is no sign of the
-    goal; it keeps what is reached from getting lost.
+    The goal is 60 % of it, and it is not reached everywhere.  Where this was written, memory reads either 33 to
+    36 GB/s or 55 to 60, changing within seconds.  At the lower speed a call gets 57 to 66 % (bfloat16) and 65 to
+    71 % (float32), at the higher 36 to 38 % and 43 to 44 %: with K and V in cache a call still takes 0.22 ms,
+    and blocks read one at a time do not keep as many loads in flight as a plain sum does.
+    The bound below is no sign of the goal; it keeps what is reached from getting lost.
     """
     decodes = Decodes(dtype)
     memory = torch.ones(64 << 20)  # 256 MB of float32

@@ -19,7 +19,8 @@ buffers (the largest is the logits', most sequences x V), and the scratch space 
 share since only one runs at a time.
 
 Graphs are not used for a batch with a prompt or a chunk of one (its shape seldom comes again, and it keeps the
-GPU busy), for a batch above the largest bucket (likewise), without a GPU, with `enforce_eager`, or with the
+GPU busy), for a batch above the largest bucket (likewise), for one whose sequences read a prefix together
+(stage 5, where that saves more than the launches cost), without a GPU, with `enforce_eager`, or with the
 kernel "reference", which loops on the host over lengths that a graph would freeze.
 
 vLLM captures decode steps in the same way (`v1/worker/gpu_model_runner.py`, and its option `enforce_eager`).
@@ -128,10 +129,13 @@ class DecodeGraphs:
         self.replays: dict[int, Replay] = {}
 
     def takes(self, batch: ForwardBatch) -> bool:
-        """Whether this is a decode step: one token and one row of logits per sequence, within the buckets."""
+        """Whether this is a decode step: one token and one row of logits per sequence, within the buckets.
+
+        Not one with an attention plan: its launches are this batch's own.
+        """
         num_seqs = batch.num_seqs
         all_decode = batch.query_lens == [1] * num_seqs and len(batch.logits_rows) == num_seqs
-        return all_decode and num_seqs <= self.buckets[-1]
+        return all_decode and num_seqs <= self.buckets[-1] and batch.attention_plan is None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """What `Model.forward` gives for a batch that `takes` has accepted, still on the host.

@@ -114,7 +114,7 @@ class Capabilities:
 class CacheCounters:
     """What a prefix cache has done so far, in prompt tokens and in blocks (stage 5 on)."""
 
-    queries: int = 0  # prompt tokens of the requests let in; each request counts once
+    queries: int = 0  # prompt tokens of the sequences let in, each once; what is forked asks for nothing
     hits: int = 0  # of those, tokens that were found
     evictions: int = 0  # blocks that could be found and were needed for something else
     copies: int = 0  # blocks copied since one of their owners was about to write

@@ -16,9 +16,10 @@ from stage3_paged.block_pool import BlockPool
 def root_hash(salt: str | None) -> bytes:
     """Where a chain begins: requests of different salts have no hash in common, so no block either.
 
-    The first byte keeps the three kinds of input apart: no salt, however chosen, has a block's hash.
+    The first byte keeps the three kinds of input apart: no salt, however chosen, has a block's hash.  A salt
+    may be any text, even one that is no valid Unicode.
     """
-    return sha256(b"\0" if salt is None else b"\1" + salt.encode()).digest()
+    return sha256(b"\0" if salt is None else b"\1" + salt.encode(errors="surrogatepass")).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

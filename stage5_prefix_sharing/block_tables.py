@@ -77,11 +77,9 @@ class SharingTables(BlockTables):
 
         Copy-on-write: a block that is about to be written and has other owners is replaced by a copy.
         """
-        table = seq.block_table
-        shared = [
-            i for i in range(seq.num_computed_tokens // self.block_size, len(table))
-            if self.pool.ref_counts[table[i]] > 1
-        ]  # fmt: skip
+        table, owners = seq.block_table, self.pool.ref_counts
+        first = seq.num_computed_tokens // self.block_size
+        shared = [i for i in range(first, len(table)) if owners[table[i]] > 1]
         missing = max(0, self.num_blocks(num_tokens) - len(table))
         if not shared and not missing:  # the usual decode: the last block is its own and still has room
             return []
@@ -119,20 +117,34 @@ class SharingTables(BlockTables):
 
     def usage(self) -> KVUsage:
         """Count of slots now; a block counts once, however many hold it."""
+        reserved = (self.pool.num_blocks - self.pool.num_free) * self.block_size
         return KVUsage(
             capacity=self.capacity,
-            reserved=(self.pool.num_blocks - self.pool.num_free) * self.block_size,
-            used=sum(span.used for span in self.spans()),
+            reserved=reserved,
+            used=reserved - sum(self._unwritten().values()),
             bytes_per_token=self.bytes_per_token,
         )
 
     def spans(self) -> list[Span]:
-        """Each held block once, in slot order, as that of the owner who uses most of it."""
+        """Each held block once, in slot order, as that of the owner who has filled least of it.
+
+        Owners differ only while a step forks: the forked one counts the prompt that is just being computed.
+        """
         owner: dict[int, Span] = {}
         for span in super().spans():
-            if span.start not in owner or owner[span.start].used < span.used:
+            if span.start not in owner or span.used < owner[span.start].used:
                 owner[span.start] = span
         return list(owner.values())
+
+    def _unwritten(self) -> dict[int, int]:
+        """Held blocks that are not full -> their slots without a token.  Only ends of tables are looked at."""
+        size = self.block_size
+        empty: dict[int, int] = {}
+        for seq in self.holders.values():
+            for i in range(seq.num_computed_tokens // size, len(seq.block_table)):
+                block, used = seq.block_table[i], max(0, seq.num_computed_tokens - i * size)
+                empty[block] = max(empty.get(block, 0), size - used)
+        return empty
 
     def _copy(self, source: int, target: int) -> None:
         self.copies[target] = self.copies.get(source, source)  # of a copy still to be made: from its source

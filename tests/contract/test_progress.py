@@ -8,7 +8,7 @@ from support.scripted import ScriptedModel
 from common.bench.record import Recorder, Run
 from common.bench.scripted import CountingExecutor
 
-STAGES = ("stage1_naive", "stage2_kvcache", "stage3_paged", "stage4_continuous")
+STAGES = ("stage1_naive", "stage2_kvcache", "stage3_paged", "stage4_continuous", "stage5_prefix_sharing")
 
 
 def trace() -> list:
@@ -55,7 +55,7 @@ def test_stage_3_holds_more_requests_in_the_same_bytes():
 
 def test_stage_4_needs_fewer_forwards():
     """Mixed lengths, the same bytes and places: nobody waits for the slowest of a batch."""
-    static, continuous = (serve(stage, trace(), kv_tokens=512).stats for stage in STAGES[2:])
+    static, continuous = (serve(stage, trace(), kv_tokens=512).stats for stage in STAGES[2:4])
     assert continuous.forwards < 0.8 * static.forwards
     assert (
         continuous.idle_slot_steps / continuous.slot_steps < 0.5 * static.idle_slot_steps / static.slot_steps
@@ -63,9 +63,27 @@ def test_stage_4_needs_fewer_forwards():
     assert continuous.tokens_emitted == static.tokens_emitted
 
 
+def test_stage_5_computes_a_shared_prefix_once():
+    """Twenty requests with 40 tokens in common, eight places: the first eight compute them, the others find them."""
+    requests = [ask(str(i), [9] * 40 + [10 + i] * 4, max_tokens=8) for i in range(20)]
+    plain, shared = (serve(stage, requests, kv_tokens=512).stats for stage in STAGES[3:])
+    assert plain.tokens_computed == 20 * (44 + 7)
+    assert shared.tokens_computed == plain.tokens_computed - 12 * 40
+    assert (shared.cache.hits, shared.cache.queries) == (12 * 40, 20 * 44)
+
+
+def test_stage_5_holds_a_shared_prompt_once():
+    """Eight answers to a prompt of ten blocks, two more blocks each: at most 26 blocks are held, instead of 96."""
+    request = ask("a", [9] * 40, n=8, max_tokens=8)
+    plain, shared = (serve(stage, [request], kv_tokens=512) for stage in STAGES[3:])
+    assert max(step.usage.reserved for step in plain.steps) == 4 * 8 * 12
+    assert max(step.usage.reserved for step in shared.steps) == 4 * (10 + 8 * 2)
+    assert (plain.stats.tokens_computed, shared.stats.tokens_computed) == (8 * (40 + 7), 40 + 8 * 7)
+
+
 def test_nobody_gains_where_all_answers_are_alike():
-    """Where the idea buys nothing: equal lengths, room for all, and stages 2 to 4 take the same forwards."""
-    alike = [ask(str(i), [9] * 8, max_tokens=16) for i in range(16)]
+    """Where the ideas buy nothing: equal lengths, no text in common, room for all: stages 2 to 5 do the same."""
+    alike = [ask(str(i), [10 + i] * 8, max_tokens=16) for i in range(16)]
     counts = [serve(stage, alike, kv_tokens=512).stats for stage in STAGES[1:]]
     assert {(stats.forwards, stats.tokens_computed, stats.preemptions) for stats in counts} == {
         (32, 16 * (8 + 15), 0)

@@ -41,5 +41,7 @@ def test_every_row_has_a_test_or_a_reason():
 def test_every_fault_that_a_test_mentions_is_listed():
     """A mistyped id would look like a fault that is covered."""
     for path in TESTS.rglob("test_*.py"):
+        if path.parent.name in ("stage6", "clients"):  # their ids are rows of the API contract
+            continue
         for name, text in docstrings(path).items():
             assert set(re.findall(r"\bB\d{2,3}\b", text)) <= ROWS.keys(), f"{path.name}::{name}"

@@ -55,7 +55,7 @@ class Recorder:
 
 
 def record(dtype: torch.dtype, head_size: int, window: int | None) -> list[tuple[str, Any, tuple, dict]]:
-    """What the host functions launch for a store, the simple kernel, a prompt, a decode and a split one."""
+    """What the host functions launch: a store, the simple kernel, a prompt without and with lse, decodes."""
     launches: list = []
     for name in KERNELS:
         setattr(kernels, name, Recorder(getattr(kernels, name), launches))
@@ -63,6 +63,7 @@ def record(dtype: torch.dtype, head_size: int, window: int | None) -> list[tuple
     k_cache, v_cache = kernels.make_cache(8, block_size, kv_heads, head_size, dtype, "cpu")
     k = torch.empty(length, kv_heads, head_size, dtype=dtype)
     q = torch.empty(length, heads, head_size, dtype=dtype)
+    lse = torch.empty(length, heads)
     tables = torch.zeros(2, 16, dtype=torch.int32)
     seq_lens = torch.full((2,), 32, dtype=torch.int32)
     prompt = torch.tensor([0, 32, 64], dtype=torch.int32)
@@ -71,9 +72,10 @@ def record(dtype: torch.dtype, head_size: int, window: int | None) -> list[tuple
     cache = (k_cache, v_cache, tables)
     kernels.paged_attention_simple(q, *cache, prompt, seq_lens, 1.0, window)
     kernels.paged_attention(q, *cache, prompt, seq_lens, 1.0, window, num_splits=1)
+    kernels.paged_attention(q, *cache, prompt, seq_lens, 1.0, window, lse=lse, num_splits=1)
     kernels.paged_attention(q[:2], *cache, decode, seq_lens, 1.0, window, num_splits=1)
-    kernels.paged_attention(q[:2], *cache, decode, seq_lens, 1.0, window, num_splits=32)
-    labels = ("store", "simple", "prompt", "decode", "split", "merge")
+    kernels.paged_attention(q[:2], *cache, decode, seq_lens, 1.0, window, lse=lse[:2], num_splits=32)
+    labels = ("store", "simple", "prompt", "prompt with lse", "decode", "split", "merge")
     return [(label, *launch) for label, launch in zip(labels, launches, strict=True)]
 
 
@@ -83,7 +85,7 @@ def specialise(kernel: Any, args: tuple, kwargs: dict) -> tuple[dict, dict, dict
     for index, (name, value) in enumerate([*zip(kernel.arg_names, args, strict=False), *kwargs.items()]):
         if name in OPTIONS:
             continue
-        if index >= len(args) or (isinstance(value, int) and value == 1):
+        if index >= len(args) or value is None or (isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = POINTERS[value.dtype]

@@ -148,11 +148,14 @@ class Paged:
         }
         return self.kernel.paged_attention(**{**arguments, **changed})
 
-    def expected(self) -> np.ndarray:
-        """The same in float64, one query and one head at a time over K/V in one piece: `[T, Hq, D]`."""
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same in float64, one query and one head at a time over K/V in one piece: `[T, Hq, D]`.
+
+        Also the logarithm of the sum of all e ** score: `[T, Hq]`.
+        """
         q = self.q.double().cpu().numpy()
         group = self.case.heads[0] // self.case.heads[1]
-        out, row = np.empty_like(q), 0
+        out, lse, row = np.empty_like(q), np.empty(q.shape[:2]), 0
         for (num_queries, length), k, v in zip(self.case.sequences, self.k, self.v, strict=True):
             keys, values = k.double().cpu().numpy(), v.double().cpu().numpy()
             for own in range(length - num_queries, length):
@@ -161,13 +164,19 @@ class Paged:
                     scores = keys[first : own + 1, head // group] @ q[row, head]  # [seen]
                     scores *= self.case.head_size**-0.5
                     weights = np.exp(scores - scores.max())  # [seen]
+                    lse[row, head] = scores.max() + np.log(weights.sum())
                     out[row, head] = weights @ values[first : own + 1, head // group] / weights.sum()
                 row += 1
-        return out
+        return out, lse
 
-    def check(self, out: torch.Tensor) -> None:
-        """Compare a kernel's output with the expected one."""
+    def check(self, out: torch.Tensor, lse: torch.Tensor | None = None) -> None:
+        """Compare a kernel's output, and its `lse` if it was asked for, with the expected one."""
+        expected, expected_lse = self.expected()
         assert out.shape == self.q.shape
         assert out.dtype == self.case.dtype
-        error = np.abs(out.double().cpu().numpy() - self.expected()).max()
+        error = np.abs(out.double().cpu().numpy() - expected).max()
         assert error <= TOLERANCE[self.case.dtype], f"off by {error:.3g}"  # fails for NaN too
+        if lse is not None:
+            error = np.abs(lse.double().cpu().numpy() - expected_lse).max()
+            allowed = max(TOLERANCE[lse.dtype], TOLERANCE[self.case.dtype] / 10)  # no half of it is rounded
+            assert error <= allowed, f"lse off by {error:.3g}"

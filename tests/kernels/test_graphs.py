@@ -279,6 +279,9 @@ def test_one_token_of_a_prompt(place: str) -> None:
     assert takes(ForwardBatch.pack([(Sequence(Request("one", (5,), SamplingParams())), 1)]))
     asks = Sequence(Request("asks", (5, 6), SamplingParams(prompt_logprobs=1)))
     assert not takes(ForwardBatch.pack([(asks, 2)]))
+    planned = ForwardBatch.pack([(seq, 1) for seq in seqs[:2]])
+    planned.attention_plan = "a shared prefix"
+    assert not takes(planned), "what it launches is its own"
 
 
 @place

@@ -47,7 +47,8 @@ def test_float64(kernel: KernelUnderTest) -> None:
             Paged(kernel, case)
         return
     paged = Paged(kernel, case)
-    paged.check(paged.attend())
+    lse = torch.empty(paged.q.shape[:2], dtype=torch.float64)
+    paged.check(paged.attend(lse=lse), lse)
 
 
 def test_without_host_lengths(kernel: KernelUnderTest) -> None:
@@ -62,6 +63,26 @@ def test_writes_to_out(kernel: KernelUnderTest) -> None:
     out = torch.full_like(paged.q, float("nan"))
     assert paged.attend(out=out) is out
     paged.check(out)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("kind", batches(8))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_sum_exp(kernel: KernelUnderTest, dtype: torch.dtype, kind: str, window: int | None) -> None:
+    """`lse` gets the natural logarithm of each softmax's sum, in float32, and the output stays the same."""
+    paged = Paged(kernel, Case(batches(8)[kind], 8, 80, (8, 2), window, dtype))
+    lse = torch.full(paged.q.shape[:2], float("nan"), device=paged.device)
+    out = paged.attend(lse=lse)
+    paged.check(out, lse)
+    assert torch.equal(out, paged.attend())
+
+
+def test_log_sum_exp_of_long_contexts(kernel: KernelUnderTest) -> None:
+    """The same for contexts that several programs or threads share, and for a long query beside them."""
+    length = 1100 if INTERPRETED else 3000
+    paged = Paged(kernel, Case(((1, length), (1, 1), (20, 530)), 16, 32, (4, 2)))
+    lse = torch.full(paged.q.shape[:2], float("nan"), device=paged.device)
+    paged.check(paged.attend(lse=lse), lse)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), 1e4])
@@ -176,6 +197,8 @@ BAD_CALLS: dict[str, tuple[str, Callable[[Paged], dict[str, object]]]] = {
     "query_start without its end": ("query_start", lambda p: {"query_start": p.query_start[:-1]}),
     "table of fewer sequences": ("block_tables", lambda p: {"block_tables": p.tables[:-1]}),
     "out of another shape": ("out", lambda p: {"out": p.q.new_empty(1, 9, 64)}),
+    "lse of another shape": ("lse", lambda p: {"lse": p.q.new_empty(9, len(p.q)).T}),
+    "lse of another dtype": ("lse", lambda p: {"lse": p.q.new_empty(len(p.q), 9).double()}),
 }
 
 

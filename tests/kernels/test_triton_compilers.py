@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton has wheels for Linux only")
 
 HERE = Path(__file__).parent
-LAUNCHES = ("store", "simple", "prompt", "decode", "split", "merge")
+LAUNCHES = ("store", "simple", "prompt", "prompt with lse", "decode", "split", "merge")
 HEAD_SIZES = (64, 128, 256)
 SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
 """Most bytes that one program can have."""
@@ -24,7 +24,12 @@ SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     """The files that judge all kernels, once more in processes where Triton interprets."""
-    files = ("test_paged_attention.py", "test_triton_kernels.py", "test_graphs.py")
+    files = (
+        "test_paged_attention.py",
+        "test_triton_kernels.py",
+        "test_shared_attention.py",
+        "test_graphs.py",
+    )
     children = [
         start(["-m", "pytest", str(HERE / file), "-q", "-p", "no:cacheprovider"], {"TRITON_INTERPRET": "1"})
         for file in files

@@ -17,7 +17,8 @@ MIXED = Case(batches(8)["mixed"], block_size=8)
 def test_splits_are_merged(triton_kernel: KernelUnderTest, num_splits: int, window: int | None) -> None:
     """KNOWN_FAULTS B61: most splits are empty for the short ones, and nothing becomes NaN."""
     paged = Paged(triton_kernel, Case(((1, 1), (1, 3), (1, 300), (3, 130)), 16, 32, (3, 1), window))
-    paged.check(paged.attend(num_splits=num_splits))
+    lse = torch.full(paged.q.shape[:2], float("nan"), device=paged.device)
+    paged.check(paged.attend(num_splits=num_splits, lse=lse), lse)
 
 
 def test_window_shorter_than_a_tile_s_step(triton_kernel: KernelUnderTest) -> None:
@@ -72,9 +73,12 @@ def test_rows_without_a_token(triton_kernel: KernelUnderTest) -> None:
         assert torch.equal(cache.view(torch.int32), old.view(torch.int32))  # NaN too
     paged.seq_lens[1] = 0
     for num_splits in (1, 4):
-        out = paged.attend(num_splits=num_splits)
+        lse = torch.zeros(2, 9, device=paged.device)
+        out = paged.attend(num_splits=num_splits, lse=lse)
         assert (out[1] == 0).all()
+        assert (lse[1] == -float("inf")).all()
         assert out[0].isfinite().all()
+        assert lse[0].isfinite().all()
 
 
 @pytest.mark.parametrize("heads", [(40, 1), (5, 1)], ids=str)

@@ -7,6 +7,8 @@ import struct
 from collections import Counter
 from hashlib import sha256
 
+import torch
+
 from common.protocol import Engine
 
 
@@ -56,7 +58,7 @@ def check_contents(engine: Engine) -> None:
 
 def chain_root(salt: str | None) -> bytes:
     """The name of nothing, written anew: see `root_hash`."""
-    return sha256(b"\x00" if salt is None else b"\x01" + salt.encode()).digest()
+    return sha256(b"\x00" if salt is None else b"\x01" + salt.encode(errors="surrogatepass")).digest()
 
 
 def chain_link(parent: bytes, token_ids: list[int]) -> bytes:
@@ -87,7 +89,8 @@ def poison_free_memory(engine: Engine) -> None:
     dead = [slot for slot in range(kv.usage().capacity) if slot not in keep]
     if engine.capabilities.paged:
         for cache in (cache for layer in kv.layers for cache in layer):
-            cache.view(-1, *cache.shape[2:])[dead] = math.nan  # [N * bs, Hkv, D]
+            size, slots = cache.shape[1], torch.tensor(dead, dtype=torch.int64)
+            cache[slots // size, slots % size] = math.nan  # [dead, Hkv, D]; kernels lay blocks out in their own ways
     else:
         kv.k[:, dead] = math.nan
         kv.v[:, dead] = math.nan

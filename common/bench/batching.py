@@ -54,7 +54,7 @@ class Scale:
     long_prompt: int
 
 
-FULL = Scale(192, 64, 1024, None, 2, 128, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)  # half an hour
+FULL = Scale(128, 64, 1024, None, 2, 128, 3, (16, 32, 64, 128, 256, 512, 2048), 1500)  # a quarter of an hour
 QUICK = Scale(10, 10, 4, 32, 1, 24, 1, (16, 64, 512), 200)
 
 

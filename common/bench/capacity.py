@@ -29,14 +29,14 @@ from common.bench.environment import environment
 from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.job import Job, run_fresh, run_here
 from common.bench.metrics import summarise
+from common.bench.replay import Replay
 from common.bench.report import print_report, save
 from common.bench.run_stage import collect, run_all
-from common.bench.scripted import CountingExecutor, ScriptedLengths, ShapeOnly
+from common.bench.scripted import CountingExecutor, ShapeOnly
 from common.bench.workloads import trace_hash
 from common.errors import InvalidValue
 from common.model.config import ModelConfig
 from common.model.loader import read_config, resolve, resolve_dtype
-from common.protocol import Request
 
 SLOTS = 15_728  # token slots of the paper's OPT-13B on a 40 GB GPU
 CONTEXT = 2048
@@ -149,15 +149,14 @@ def count_memory(job: Job, config: ModelConfig, dtype: torch.dtype) -> dict[str,
 
     The engine, its allocator and its schedule are the real ones; only the tokens are not computed.
     """
-    trace = job.trace(config.vocab_size)
-    requests = [Request(str(i), item.prompt_token_ids, item.params()) for i, item in enumerate(trace)]
-    lengths = {str(i): item.output_len for i, item in enumerate(trace)}
+    replay = Replay(job.trace(config.vocab_size), config)
     recorded = run_stage(
         job.stage,
         ShapeOnly(config, dtype),
         job.engine_config(),
-        requests,
-        wrap=lambda _: ScriptedLengths(CountingExecutor(), lengths, config),
+        replay.first,
+        wrap=lambda _: replay.script(CountingExecutor()),
+        follow=replay.follow,
         memory_every=MEMORY_EVERY,
         warm=False,
     )

@@ -54,6 +54,7 @@ def run_stage(
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
     memory_every: int = 1,
     arrivals: Seq[float] | None = None,
+    follow: Callable[[list[StepOutput]], Iterable[Request]] = lambda outputs: (),
     warm: bool = True,
 ) -> Run:
     """Serve the requests with a fresh engine of this stage and record it.
@@ -67,6 +68,7 @@ def run_stage(
         wrap: puts something around the engine's executor (a script of lengths), or in its place.
         memory_every: see `Recorder`.
         arrivals: see `Recorder.run`.
+        follow: see `Recorder.run`.
         warm: first let another engine of the stage answer something short, so that what happens only once
             in a process (compilation, packing of weights) is not timed.
     """
@@ -75,7 +77,7 @@ def run_stage(
         _warm_up(make(model, config))
     engine = make(model, config)
     engine.executor = wrap(engine.executor)
-    return Recorder(engine, memory_every).run(requests, on_step, arrivals)
+    return Recorder(engine, memory_every).run(requests, on_step, arrivals, follow)
 
 
 def progress(console: Console) -> Progress:

@@ -19,12 +19,12 @@ from common.bench.arrivals import Arrival, arrival_times
 from common.bench.environment import environment, peak_memory_bytes
 from common.bench.harness import run_stage
 from common.bench.metrics import summarise
-from common.bench.scripted import ScriptedLengths
+from common.bench.replay import Replay
 from common.bench.workloads import Bound, TraceRequest, make_trace, trace_hash
 from common.config import EngineConfig, Reservation
 from common.errors import SixstageError
 from common.model.loader import load_model
-from common.protocol import Request, StepOutput
+from common.protocol import StepOutput
 
 OnProgress = Callable[[int, int], None]
 """(tokens so far, tokens of the whole trace)."""
@@ -52,6 +52,7 @@ class Job:
     block_size: int = 16
     reservation: Reservation = "max_tokens"
     kernel: str = "auto"
+    enable_prefix_caching: bool = True
     arrival: Arrival = "at_once"
     rate: float | None = None  # requests per second, see `arrival_times`
 
@@ -69,6 +70,7 @@ class Job:
             block_size=self.block_size,
             reservation=self.reservation,
             kernel=self.kernel,  # type: ignore[arg-type]  # checked by EngineConfig
+            enable_prefix_caching=self.enable_prefix_caching,
         )
 
     def trace(self, vocab_size: int) -> list[TraceRequest]:
@@ -99,24 +101,23 @@ def run_here(job: Job, on_progress: OnProgress | None = None) -> dict[str, Any]:
     """
     model = load_model(job.model, dtype=job.dtype)
     trace = job.trace(model.config.vocab_size)
-    requests = [Request(str(i), item.prompt_token_ids, item.params()) for i, item in enumerate(trace)]
-    lengths = {str(i): item.output_len for i, item in enumerate(trace)}
-    total, done = sum(lengths.values()), 0
+    replay, done = Replay(trace, model.config), 0
 
     def on_step(outputs: list[StepOutput]) -> None:
         nonlocal done
         done += sum(len(output.new_token_ids) for output in outputs)
         if on_progress is not None:
-            on_progress(done, total)
+            on_progress(done, replay.tokens)
 
     run = run_stage(
         job.stage,
         model,
         job.engine_config(),
-        requests,
+        replay.first,
         on_step=on_step,
-        wrap=lambda executor: ScriptedLengths(executor, lengths, model.config),
-        arrivals=arrival_times(job.arrival, len(requests), job.rate, job.seed),
+        wrap=replay.script,
+        arrivals=arrival_times(job.arrival, len(replay.first), job.rate, job.seed),
+        follow=replay.follow,
     )
     digest = trace_hash(trace)
     return {

@@ -10,15 +10,18 @@ At each forward, every slot of KV memory is one of:
 * **rest**: free, because nobody waits, or because the stage takes nobody in now.
 
 Only the future tells reservation from internal, so the records are read backwards.
+
+A block that several sequences share counts once, under whichever of them the cache names (`KVBackend.spans`).
+Nobody writes into a shared block, so what a sequence stores anew lies in blocks that are its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from common.protocol import Engine, Span
+from common.protocol import Engine, KVUsage, Span
 from common.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -59,24 +62,24 @@ class Split:
 def split_steps(run: Run) -> dict[int, Split]:
     """The split, in slots, of each forward at which the recorder looked at memory.
 
-    A sequence's tokens are counted after the forward (`Computed.context`), since their slots are written by
-    it.  A sequence that loses its memory (preemption) and gets memory again later starts anew: what it will
-    use then says nothing about what it held before.
+    Tokens are counted after the forward, since their slots are written by it.  A sequence that loses its
+    memory (preemption) and gets memory again later starts anew: what it will use then says nothing about
+    what it held before.
     """
     ended_at = {key: number for number, step in enumerate(run.steps) for key in step.finished}
     splits: dict[int, Split] = {}
     future = _Future()
     for number in range(len(run.steps) - 1, -1, -1):
         step = run.steps[number]
-        held, stored = _per_sequence(step)
-        needed = {key: future.most_stored(key, stored[key]) for key in held}
+        held, stored, context = _per_sequence(step)
+        to_come = {key: future.most_stored(key, context[key]) - context[key] for key in held}
         for part in step.computed:
             future.see((part.request_id, part.index), part.context - part.num_new, part.context)
         if not step.spans:
             continue
         alive = [key for key in held if ended_at.get(key, number) >= number]
         states = sum(stored[key] for key in alive)
-        useful = sum(min(needed[key], held[key]) for key in alive)
+        useful = sum(min(stored[key] + to_come[key], held[key]) for key in alive)
         reserved = step.usage.reserved
         free = step.usage.capacity - reserved
         unusable = free if step.head_fits is False else 0
@@ -125,19 +128,48 @@ def mean_split(run: Run, loaded: bool = True) -> Split | None:
 def head_fits(engine: Engine, head: Sequence, spans: Seq[Span]) -> bool:
     """Whether the free memory would take the first sequence of the queue, by the stage's own rule.
 
-    A contiguous cache needs one gap as long as the reservation, a paged one enough blocks for the tokens it
-    has and one to grow into.  What else may keep it out (places, token budget, a closed batch) is no matter
-    of memory and does not count.
+    A contiguous cache needs one gap as long as the reservation, a paged one enough blocks.  What else may
+    keep it out (places, token budget, a closed batch) is no matter of memory and does not count.
     """
     usage, config = engine.kv.usage(), engine.config
-    length, params = len(head.token_ids), head.params
     if engine.capabilities.paged:
-        blocks = -(-length // config.block_size) + (1 if spans else 0)
-        return usage.free >= blocks * config.block_size
-    need = config.max_model_len
+        return usage.free >= _blocks_to_enter(engine, head, usage) * config.block_size
+    need, params = config.max_model_len, head.params
     if config.reservation == "max_tokens" and params.max_tokens is not None:
         need = min(head.num_prompt_tokens + params.max_tokens, need)
     return largest_gap(spans, usage.capacity) >= need
+
+
+def _blocks_to_enter(engine: Engine, head: Sequence, usage: KVUsage) -> int:
+    """Blocks that must be free before a paged stage lets the head of its queue in.
+
+    Beside others: stage 3 wants one more than the tokens fill; later stages want the watermark, and what
+    those who run have still to come for.  Blocks that the head would share with them cost nothing.
+    """
+    size = engine.config.block_size
+    need = -(-len(head.token_ids) // size)
+    running = [seq for seq in engine.sequences() if seq.block_table]
+    if engine.capabilities.shares_prefixes:
+        blocks: SharingBlocks = engine.kv.blocks  # type: ignore[attr-defined]  # of such stages only
+        need -= blocks.num_held(blocks.match(head))
+    if not running:
+        return need
+    if not engine.capabilities.continuous:
+        return need + 1
+    lacking = sum(-(-len(seq.token_ids) // size) - len(seq.block_table) for seq in running)
+    return need + lacking + max(1, int(engine.config.watermark * (usage.capacity // size)))
+
+
+class SharingBlocks(Protocol):
+    """Of a cache that shares blocks: what is there of a sequence's beginning, and how much of that is held."""
+
+    def match(self, seq: Sequence) -> list[int]:
+        """Blocks that hold its beginning."""
+        ...
+
+    def num_held(self, blocks: Seq[int]) -> int:
+        """How many of them somebody holds."""
+        ...
 
 
 def largest_gap(spans: Seq[Span], capacity: int) -> int:
@@ -149,16 +181,18 @@ def largest_gap(spans: Seq[Span], capacity: int) -> int:
     return max(largest, capacity - end)
 
 
-def _per_sequence(step: StepRecord) -> tuple[dict[Key, int], dict[Key, int]]:
-    """Slots held, and tokens stored in them after the forward, of each sequence with memory."""
+def _per_sequence(step: StepRecord) -> tuple[dict[Key, int], dict[Key, int], dict[Key, int]]:
+    """Of each sequence with memory of its own: slots held, tokens in them and tokens in all, after the forward."""
     held: dict[Key, int] = {}
     stored: dict[Key, int] = {}
     for span in step.spans:
         key = (span.request_id, span.index)
         held[key] = held.get(key, 0) + span.reserved
         stored[key] = stored.get(key, 0) + span.used
+    context = stored.copy()
     for part in step.computed:
         key = (part.request_id, part.index)
         if key in held:
-            stored[key] = part.context
-    return held, stored
+            stored[key] += part.num_new
+            context[key] = part.context
+    return held, stored, context

@@ -111,6 +111,7 @@ class Recorder:
         requests: Iterable[Request],
         on_step: Callable[[list[StepOutput]], None] | None = None,
         arrivals: Seq[float] | None = None,
+        follow: Callable[[list[StepOutput]], Iterable[Request]] = lambda outputs: (),
     ) -> Run:
         """Serve the requests to the end.
 
@@ -119,6 +120,7 @@ class Recorder:
             on_step: told what each step brought, for progress bars.
             arrivals: when each comes, see `drive`; None means that all are there from the start.  A request
                 waits from then on, also while a step keeps it from being added.
+            follow: told what each step brought; the requests that come in answer to it.
 
         Raises:
             InvalidValue: a request can never be served.
@@ -134,6 +136,9 @@ class Recorder:
                 self._note(run, outputs, self.clock() - start)
                 if on_step is not None:
                     on_step(outputs)
+                for request in follow(outputs):
+                    run.added[request.request_id] = self.clock() - start
+                    engine.add_request(request)
         finally:
             engine.executor = self._executor
         run.seconds = self.clock() - start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,11 +24,20 @@ class ScriptedLengths:
         inner: draws the tokens; an end that it draws too early becomes another token.
         output_lens: request id -> tokens of the answer.
         config: whose `eos_token_ids` end an answer.
+        answers: request id -> what the model is made to say before that end; where a later prompt repeats an
+            answer, it is this one in every run.
     """
 
-    def __init__(self, inner: Executor, output_lens: Mapping[str, int], config: ModelConfig) -> None:
+    def __init__(
+        self,
+        inner: Executor,
+        output_lens: Mapping[str, int],
+        config: ModelConfig,
+        answers: Mapping[str, Seq[int]] | None = None,
+    ) -> None:
         self.inner = inner
         self.output_lens = output_lens
+        self.answers = answers or {}
         self.ends = config.eos_token_ids
         self.end = min(config.eos_token_ids)
         self.other = next(token for token in range(config.vocab_size) if token not in config.eos_token_ids)
@@ -42,6 +52,8 @@ class ScriptedLengths:
     def _scripted(self, seq: Sequence, token: SampledToken) -> SampledToken:
         if seq.num_output_tokens + 1 == self.output_lens[seq.request_id]:
             return replace(token, token_id=self.end)
+        if seq.request_id in self.answers:
+            return replace(token, token_id=self.answers[seq.request_id][seq.num_output_tokens])
         return replace(token, token_id=self.other) if token.token_id in self.ends else token
 
 

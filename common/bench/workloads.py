@@ -8,12 +8,13 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Literal
 
 import numpy as np
 
+from common.bench.conversations import USERS, Talks, agent_talks, chat_talks
 from common.errors import InvalidValue
 from common.sampling_params import SamplingParams
 
@@ -35,11 +36,16 @@ class TraceRequest:
         output_len: tokens of the answer.  The engine is not told: the run ends the answer there with an
             end-of-sequence token, as a model would (`common.bench.scripted`).
         max_tokens: what the client asked for, all that the engine knows; at least `output_len`.
+        after: number of the request that must have ended before this one comes (a turn of a conversation).
+        answer: the answer's tokens but the last, which is an end-of-sequence id, where a later prompt
+            repeats them; the run then makes the model say just that.
     """
 
     prompt_token_ids: tuple[int, ...]
     output_len: int
     max_tokens: int
+    after: int | None = None
+    answer: tuple[int, ...] | None = None
 
     def params(self) -> SamplingParams:
         """Greedy; the end comes by script."""
@@ -55,7 +61,7 @@ class Workload:
     """A named source of lengths."""
 
     about: str
-    lengths: Callable[[int, int], Lengths]  # (how many, seed)
+    lengths: Callable[[int, int], Lengths | Talks]  # (how many requests, seed)
     default_requests: int
     bound: Bound  # the `max_tokens` that its clients send
 
@@ -74,12 +80,14 @@ def make_trace(
 
     Args:
         name: a key of `WORKLOADS`.
-        num_requests: None takes the workload's own number.
+        num_requests: None takes the workload's own number.  Each turn of a conversation is a request.
         vocab_size: ids are drawn from its middle, away from the special tokens at its ends.
         seed: of lengths and ids.
         bound: what clients know of their answer's length; None takes the workload's own.
-        max_model_len: requests are cut to fit it (prompt first to leave room for one token).
-        longest: cut prompt and answer to at most this many tokens each (for quick runs).
+        max_model_len: requests are cut to fit it (prompt first to leave room for one token); a conversation
+            that has outgrown it ends.
+        longest: cut what is new in a prompt, and the answer, to at most this many tokens each (for quick
+            runs); the system prompt too.
 
     Raises:
         InvalidValue: unknown workload, or a number outside its range.
@@ -90,17 +98,58 @@ def make_trace(
     count = workload.default_requests if num_requests is None else num_requests
     if count < 1:
         raise InvalidValue("num_requests", num_requests, "an integer of at least 1")
-    ids = np.random.default_rng(seed)
-    margin = min(1000, vocab_size // 8)
-    trace = []
-    cap = max_model_len if longest is None else min(longest, max_model_len)
-    for wanted_prompt, wanted_output in workload.lengths(count, seed):
-        prompt_len = min(wanted_prompt, cap, max_model_len - 1)
-        output_len = min(wanted_output, cap, max_model_len - prompt_len)
-        prompt = ids.integers(margin, vocab_size - margin, prompt_len).tolist()
-        max_tokens = client_bound(bound or workload.bound, output_len, max_model_len - prompt_len)
-        trace.append(TraceRequest(tuple(prompt), output_len, max_tokens))
-    return trace
+    maker = _TraceMaker(vocab_size, seed, bound or workload.bound, max_model_len, longest)
+    found = workload.lengths(count, seed)
+    return maker.talks(found)[:count] if isinstance(found, Talks) else maker.singles(found)
+
+
+class _TraceMaker:
+    """Draws ids and cuts lengths; arguments as of `make_trace`."""
+
+    def __init__(
+        self, vocab_size: int, seed: int, bound: Bound, max_model_len: int, longest: int | None
+    ) -> None:
+        self.prompt_rng, self.answer_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+        margin = min(1000, vocab_size // 8)
+        self.low, self.high = margin, vocab_size - margin
+        self.bound, self.max_model_len = bound, max_model_len
+        self.cap = max_model_len if longest is None else min(longest, max_model_len)
+
+    def singles(self, lengths: Lengths) -> list[TraceRequest]:
+        """Requests that have nothing to do with each other."""
+        return [self._request(self._new(prompt), output) for prompt, output in lengths]
+
+    def talks(self, talks: Talks) -> list[TraceRequest]:
+        """Conversations, turn by turn: each prompt is all that was said before, and what is new."""
+        trace: list[TraceRequest] = []
+        last: list[int] = []  # number of each conversation's last request
+        system = self._new(talks.system_len)
+        for number, turns in enumerate(talks.conversations):
+            after = last[number - USERS] if number >= USERS else None
+            said = system
+            for new, output in turns:
+                said += self._new(new)
+                request = self._request(said, output)
+                answer = self._ids(self.answer_rng, request.output_len - 1)
+                trace.append(replace(request, after=after, answer=answer))
+                said += answer
+                after = len(trace) - 1
+                if len(said) >= self.max_model_len:
+                    break
+            last.append(len(trace) - 1)
+        return trace
+
+    def _new(self, count: int) -> tuple[int, ...]:
+        return self._ids(self.prompt_rng, min(count, self.cap))
+
+    def _request(self, prompt: tuple[int, ...], wanted_output: int) -> TraceRequest:
+        prompt = prompt[: self.max_model_len - 1]
+        room = self.max_model_len - len(prompt)
+        output_len = min(wanted_output, self.cap, room)
+        return TraceRequest(prompt, output_len, client_bound(self.bound, output_len, room))
+
+    def _ids(self, rng: np.random.Generator, count: int) -> tuple[int, ...]:
+        return tuple(rng.integers(self.low, self.high, count).tolist())
 
 
 def client_bound(bound: Bound, output_len: int, room: int) -> int:
@@ -117,7 +166,10 @@ def trace_hash(trace: list[TraceRequest]) -> str:
 
     What clients sent as `max_tokens` is no work; it stands beside the hash, as `bound`.
     """
-    rows = [[list(r.prompt_token_ids), r.output_len] for r in trace]
+    rows = [
+        [list(r.prompt_token_ids), r.output_len] + ([] if r.answer is None else [list(r.answer), r.after])
+        for r in trace
+    ]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -161,6 +213,17 @@ def _uniform(count: int, seed: int) -> Lengths:
     return [(prompt, rng.randint(100, 1024)) for prompt in prompts]
 
 
+def _alpaca(count: int, seed: int) -> Lengths:
+    """Instructions: the PagedAttention paper's means, 19.31 in and 58.45 out, in shapes that are ours.
+
+    Prompts gather around their mean (log-normal, sigma 0.5), answers spread (exponential).
+    """
+    rng = np.random.default_rng(seed)
+    prompts = rng.lognormal(math.log(19.31) - 0.125, 0.5, count).round().astype(int)
+    outputs = np.ceil(rng.exponential(58.45, count)).astype(int)
+    return [(max(1, int(p)), int(min(o, 1024))) for p, o in zip(prompts, outputs, strict=True)]
+
+
 WORKLOADS: dict[str, Workload] = {
     "sharegpt": Workload("2,000 real chat turns: short questions, long answers, wide spread",
                          _sharegpt, 32, "pow2"),
@@ -168,4 +231,10 @@ WORKLOADS: dict[str, Workload] = {
                                _sharegpt_paper, 32, "pow2"),
     "uniform": Workload("nano-vllm's benchmark: lengths uniform in 100..1024, known in advance",
                         _uniform, 256, "exact"),
+    "alpaca": Workload("instructions: the PagedAttention paper's mean lengths, 19 in and 58 out",
+                       _alpaca, 64, "pow2"),
+    "agent": Workload("agents in tool turns, all with one system prompt of 1,000 tokens",
+                      agent_talks, 64, "pow2"),
+    "chat": Workload("real conversations of many turns, each on its own subject",
+                     chat_talks, 64, "pow2"),
 }  # fmt: skip

@@ -197,6 +197,44 @@ def batching(experiment: Experiment, max_num_seqs: MaxNumSeqs = None) -> None:
     run(**arguments)
 
 
+def sharing(experiment: Experiment, max_num_seqs: MaxNumSeqs = None) -> None:
+    """Serve agents and chats whose prompts begin alike: what holding equal blocks once is worth.
+
+    Also: what parallel samples and beams share, beam search in two ways, and the price of hashing where no two
+    prompts are alike.
+
+    \b
+    Examples:
+      sixstage bench sharing
+      sixstage bench sharing --quick --json sharing.json
+
+    Look at: prompt tokens computed, and the first token of a request whose beginning has been sent before.
+    """
+    arguments = experiment.given(max_num_seqs=max_num_seqs)
+    from common.bench.sharing import run  # noqa: PLC0415
+
+    run(**arguments)
+
+
+def serve(experiment: Experiment, max_num_seqs: MaxNumSeqs = None) -> None:
+    """Serve each stage over HTTP to users who come at random: what they feel, and what the server costs.
+
+    Server and client are processes of their own. Also: the same requests without a server, and twenty agents
+    that share a system prompt.
+
+    \b
+    Examples:
+      sixstage bench serve
+      sixstage bench serve --stage 3 --stage 5 --json serve.json
+
+    Look at: the rate at which a stage's latency turns up. Below it, all stages feel alike.
+    """
+    arguments = experiment.given(max_num_seqs=max_num_seqs)
+    from common.bench.serve import run  # noqa: PLC0415
+
+    run(**arguments)
+
+
 def roofline(
     model: Model = DEFAULT_MODEL, dtype: Dtype = "auto", json_file: Json = None, quick: Quick = False
 ) -> None:
@@ -231,5 +269,5 @@ def roofline(
 
 
 bench.callback()(spread(_bench))
-for command in (stages, capacity, batching):
+for command in (stages, capacity, batching, sharing, serve):
     bench.command()(spread(command))

@@ -1,10 +1,12 @@
 """The split of KV memory, on hand-made records whose answers can be counted on paper, and on real engines."""
 
+from dataclasses import replace
+
 import pytest
 from support.counting import counting_engine
 
 from common.batch import Scheduled
-from common.bench.memory import Split, largest_gap, mean_split, split_steps
+from common.bench.memory import Split, head_fits, largest_gap, mean_split, split_steps
 from common.bench.record import Computed, Recorder, Run, StepRecord
 from common.protocol import EngineStats, KVUsage, Request, Span
 from common.sampling_params import SamplingParams
@@ -125,6 +127,106 @@ def test_splits_of_a_real_run_add_up(stage: str) -> None:
         assert split.total == run.steps[number].usage.capacity
         if not engine.capabilities.chunks_prompts:  # there, a member may sit a forward out
             assert split.token_states == spy.stored[number]
+
+
+class SlotSpy:
+    """Knows by block tables alone which slots hold a token after each forward, each slot once."""
+
+    def __init__(self, engine) -> None:
+        self.engine, self.inner, self.filled = engine, engine.executor, []
+
+    def execute(self, scheduled: Scheduled):
+        size, new = self.engine.config.block_size, {id(seq): n for seq, n in scheduled}
+        self.filled.append({
+            seq.block_table[i // size] * size + i % size
+            for seq in self.engine.sequences() if seq.block_table
+            for i in range(seq.num_computed_tokens + new.get(id(seq), 0))
+        })  # fmt: skip
+        return self.inner.execute(scheduled)
+
+
+@pytest.mark.parametrize(("n", "kv_tokens"), [(1, 44), (3, 76)])
+def test_a_shared_block_counts_once(n: int, kv_tokens: int) -> None:
+    """Prompts with a common beginning, parallel answers, a pool so small that some lose their memory."""
+    engine, requests = counting_engine(
+        "stage5_prefix_sharing",
+        [(9, 6), (14, 12), (9, 3), (19, 7), (14, 9)],
+        kv_tokens=kv_tokens,
+        max_num_seqs=9,
+    )
+    spy = engine.executor = SlotSpy(engine)
+    requests = [replace(request, params=replace(request.params, n=n)) for request in requests]
+    run = Recorder(engine).run(requests)
+    splits = split_steps(run)
+    shared = 0
+    for number, split in splits.items():
+        step = run.steps[number]
+        assert split.token_states == len(spy.filled[number])
+        assert split.allocated == step.usage.reserved
+        assert min(split.reservation, split.internal, split.external, split.rest) >= 0
+        assert split.total == step.usage.capacity
+        shared += sum(part.context for part in step.computed) > split.token_states
+    assert shared, "nothing was shared: no test"
+    assert engine.stats.preemptions, "nobody lost memory: no test"
+
+
+def test_a_fork_reserves_only_what_it_will_write() -> None:
+    """Prompt 6 in blocks of 4, two answers of 3: forwards store 6, then 2 + 4 (one copies 2), then 2 more."""
+    engine, requests = counting_engine("stage5_prefix_sharing", [(6, 3)], kv_tokens=40)
+    run = Recorder(engine).run([replace(requests[0], params=replace(requests[0].params, n=2))])
+    assert [(s.token_states, s.reservation, s.internal, s.rest) for s in split_steps(run).values()] == [
+        (6, 2, 0, 32),
+        (10, 2, 0, 28),
+        (12, 0, 0, 28),
+    ]
+
+
+def look(stage: str, places: int, kv_tokens: int, running: list[int], head: int) -> tuple[bool, bool]:
+    """Some prompts, and in the step after (static batches: with them) one more: did it get in, would it fit?"""
+    engine, requests = counting_engine(
+        stage, [(n, 9) for n in (*running, head)], kv_tokens=kv_tokens, max_num_seqs=places, watermark=0.15
+    )
+    found: list[tuple[bool, bool]] = []
+
+    class Look:
+        inner = engine.executor
+
+        def execute(self, scheduled: Scheduled):
+            [seq] = engine.live.get(requests[-1].request_id, [None])
+            if seq is not None:
+                fits = head_fits(engine, seq, engine.kv.spans())
+                found.append((any(one is seq for one, _ in scheduled), fits))
+            return self.inner.execute(scheduled)
+
+    engine.executor = Look()
+    for request in requests[:-1]:
+        engine.add_request(request)
+    if engine.capabilities.continuous:
+        engine.step()
+    engine.add_request(requests[-1])
+    engine.step()
+    return found[0]
+
+
+@pytest.mark.parametrize("running", [[5], [8, 9, 13]])
+@pytest.mark.parametrize("head", [3, 12, 17])
+def test_head_fits_is_what_the_stage_would_do(stage: str, running: list[int], head: int) -> None:
+    """With a place to spare the stage lets the head in exactly where, without one, it is said to fit.
+
+    Memory grows from what just takes those who run to what takes everybody.
+    """
+    if stage == "stage1_naive":
+        pytest.skip("keeps no K/V")
+    each = 16 if stage == "stage2_kvcache" else 0  # a contiguous reservation is for prompt and answer
+    least = max(sum(-(-n // 4) * 4 + each for n in running), head + each)
+    answers = []
+    for kv_tokens in range(least + 8, least + 60, 4):
+        entered, _ = look(stage, 4, kv_tokens, running, head)
+        _, fits = look(stage, len(running), kv_tokens, running, head)
+        assert fits == entered, kv_tokens
+        answers.append(fits)
+    assert answers == sorted(answers)
+    assert answers[-1]
 
 
 def test_true_length_reservations_have_no_waste_but_the_dead() -> None:

@@ -151,6 +151,7 @@ class TestMeasure:
             (["bench"], "run_stage.bench"),
             (["bench", "capacity"], "capacity.run"),
             (["bench", "batching"], "batching.run"),
+            (["bench", "sharing"], "sharing.run"),
         ],
     )
     def test_what_all_take_reaches_each(self, sixstage, watch, words, function):
@@ -162,7 +163,12 @@ class TestMeasure:
 
     @pytest.mark.parametrize(
         ("words", "function"),
-        [(["demo"], "demo.run"), (["bench"], "run_stage.bench"), (["bench", "batching"], "batching.run")],
+        [
+            (["demo"], "demo.run"),
+            (["bench"], "run_stage.bench"),
+            (["bench", "batching"], "batching.run"),
+            (["bench", "sharing"], "sharing.run"),
+        ],
     )
     def test_batch_size_reaches_those_that_batch(self, sixstage, watch, words, function):
         seen = watch(function)

@@ -92,7 +92,9 @@ def test_help_teaches(sixstage, name):
         assert "Look at:" in outcome.out
 
 
-@pytest.mark.parametrize("name", ["demo", "bench stages", "bench capacity", "bench batching", "roofline"])
+@pytest.mark.parametrize(
+    "name", ["demo", "bench stages", "bench capacity", "bench batching", "bench sharing", "roofline"]
+)
 def test_measuring_commands_take_json_and_quick(name):
     assert {"json_file", "quick"} <= {option.name for option in commands()[name].params}
 

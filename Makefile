@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast bench lint format clean
+.PHONY: help install demo serve test test-fast test-clients bench lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,12 @@ test: $(STAMP)  ## run all tests, the slow ones too
 
 test-fast: $(STAMP)  ## run the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow and not model135'
+
+test-clients: $(STAMP)  ## install well-known OpenAI clients, each by itself, and run them against the server
+	$(BIN)/python -m pytest -m clients tests/clients
+
+serve: $(STAMP)  ## serve the default model under the OpenAI API, on http://127.0.0.1:8000/v1
+	$(BIN)/sixstage serve
 
 bench: $(STAMP)  ## compare the stages side by side, a fresh process each; writes reports/bench.html
 	$(BIN)/sixstage bench

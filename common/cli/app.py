@@ -15,6 +15,7 @@ from common.cli.course import diff, stages
 from common.cli.generate import generate
 from common.cli.measure import bench, demo, roofline
 from common.cli.options import spread
+from common.cli.serve import serve
 from common.errors import SixstageError
 
 USAGE_ERROR, UNEXPECTED, INTERRUPTED = 2, 1, 130
@@ -39,7 +40,7 @@ def _sixstage(
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 app.callback(invoke_without_command=True)(spread(_sixstage))
-for command in (demo, generate, chat, roofline, diff, stages):
+for command in (demo, generate, chat, serve, roofline, diff, stages):
     app.command()(spread(command))
 app.add_typer(bench)
 

@@ -1,0 +1,1 @@
+"""Stage 6: the same engine behind the OpenAI API."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from common.errors import InvalidValue
@@ -19,7 +21,7 @@ def check_store(
     Raises:
         InvalidValue: naming the argument, what it is and what it must be.
     """
-    _check_cache(k_cache, v_cache)
+    _check_cache(k_cache.shape, k_cache.stride(), v_cache.shape, v_cache.stride())
     num_heads, head_size = k_cache.shape[2:]
     rows = f"[T, {num_heads}, {head_size}] as the cache has it"
     for name, array in (("k", k), ("v", v)):
@@ -47,7 +49,7 @@ def check_attention(
     Raises:
         InvalidValue: naming the argument, what it is and what it must be.
     """
-    _check_cache(k_cache, v_cache)
+    _check_cache(k_cache.shape, k_cache.stride(), v_cache.shape, v_cache.stride())
     num_kv_heads, head_size = k_cache.shape[2:]
     if q.dim() != 3 or q.shape[2] != head_size or q.shape[1] % num_kv_heads:
         allowed = f"[T, a multiple of {num_kv_heads}, {head_size}] as the cache has it"
@@ -74,15 +76,22 @@ def check_attention(
         raise InvalidValue("window", window, "None or at least 1")
 
 
-def _check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """Both caches `[N, bs, Hkv, D]`, laid out alike, with a block size that is a power of two."""
-    if k_cache.dim() != 4 or k_cache.stride(-1) != 1:
-        shown = (tuple(k_cache.shape), k_cache.stride())
-        raise InvalidValue("k_cache", shown, "[N, bs, Hkv, D], last dimension contiguous")
-    if v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
-        shown, wanted = ((tuple(cache.shape), cache.stride()) for cache in (v_cache, k_cache))
+@cache
+def _check_cache(
+    k_shape: torch.Size, k_stride: tuple[int, ...], v_shape: torch.Size, v_stride: tuple[int, ...]
+) -> None:
+    """Both caches `[N, bs, Hkv, D]`, laid out alike, with a block size that is a power of two.
+
+    It is remembered what was found right: a decode step asks once per layer, about caches that are all alike.
+    """
+    if len(k_shape) != 4 or k_stride[-1] != 1:
+        raise InvalidValue(
+            "k_cache", (tuple(k_shape), k_stride), "[N, bs, Hkv, D], last dimension contiguous"
+        )
+    if v_shape != k_shape or v_stride != k_stride:
+        shown, wanted = (tuple(v_shape), v_stride), (tuple(k_shape), k_stride)
         raise InvalidValue("v_cache", shown, f"{wanted} as k_cache")
-    check_block_size(k_cache.shape[1])
+    check_block_size(k_shape[1])
 
 
 def check_block_size(block_size: int) -> None:

@@ -25,8 +25,9 @@ from numba.core import event
 from common.attention import attend
 from common.errors import InvalidValue
 from stage3_paged.kernels.checks import check_attention, check_block_size, check_store
-from stage3_paged.kernels.cpu_blocks import copy_blocks, store_slots
+from stage3_paged.kernels.cpu_blocks import copy_blocks, store_few, store_many
 from stage3_paged.kernels.cpu_numba import attend_short
+from stage3_paged.kernels.cpu_vectors import AHEAD, LIKE
 from stage3_paged.kernels.reference import log_sum_exp
 
 LONGEST_SHORT_QUERY = 16
@@ -36,10 +37,10 @@ BASE = math.log2(math.e)
 """e ** x is 2 ** (BASE * x): float32 scores are scaled by it, as `cpu_numba.power` raises 2."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""To move numbers only their bits matter: one compiled store per width, and numba knows no bfloat16."""
+"""To copy numbers only their bits matter, and numba knows no bfloat16."""
 
-STAND_INS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
-"""To calculate, it has to know what the bits mean: see `cpu_vectors._load_vector`."""
+FEW_TOKENS = 64
+"""Up to here one thread stores faster than all of them start."""
 
 
 def make_cache(
@@ -70,19 +71,24 @@ def store_kv(
         InvalidValue: arguments that do not fit together, or a slot outside the cache.
     """
     check_store(k, v, v_cache, v_cache, slot_mapping)
-    keys, values = _physical(k_cache, v_cache)
-    bits = BITS[k.element_size()]
-    share_threads()
-    wrong = store_slots(
-        k.contiguous().view(bits).numpy(),
-        v.contiguous().view(bits).numpy(),
-        keys.view(bits).numpy(),
-        values.view(bits).numpy(),
-        slot_mapping.contiguous().numpy(),
+    _check_layout(k_cache, v_cache)
+    k, v, slots = _whole_rows(k), _whole_rows(v), slot_mapping.contiguous()
+    store = store_few
+    if len(k) > FEW_TOKENS:
+        share_threads()
+        store = store_many
+    wrong = store(
+        LIKE[k.dtype],
+        slots.data_ptr(),
+        len(k),
+        *(array.data_ptr() for array in (k, v, k_cache, v_cache)),
+        k.stride(0) * k.itemsize,
+        v.stride(0) * v.itemsize,
+        tuple(v_cache.shape),
     )
     if wrong >= 0:
         num_slots = v_cache.shape[0] * v_cache.shape[1]
-        raise InvalidValue("slot_mapping", int(slot_mapping[wrong]), f"0 to {num_slots - 1}")
+        raise InvalidValue("slot_mapping", int(slots[wrong]), f"0 to {num_slots - 1}")
 
 
 def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -111,29 +117,28 @@ def paged_attention(  # noqa: PLR0913, PLR0917
         InvalidValue: arguments that do not fit together, or a block outside the cache.
     """
     check_attention(q, v_cache, v_cache, block_tables, query_start, seq_lens, window, out, lse)
-    keys, values = _physical(k_cache, v_cache)
+    _check_layout(k_cache, v_cache)
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     query_lens = query_start.diff().tolist() if query_lens is None else query_lens
     context_lens = seq_lens.tolist() if context_lens is None else context_lens
     if sum(query_lens) != len(q):
         raise InvalidValue("query_lens", sum(query_lens), f"{len(q)} in all, one per row of q")
     batch = block_tables, query_start, seq_lens
-    bad = attend_short_queries(q, keys, values, batch, scale, window, out, lse)
+    bad = attend_short_queries(q, k_cache, v_cache, batch, scale, window, out, lse)
     if bad >= 0:
-        shown = block_tables[bad].tolist()
-        raise InvalidValue(
-            f"block_tables[{bad}]", shown, f"0 to {len(keys) - 1} for {context_lens[bad]} tokens"
-        )
+        allowed = f"0 to {len(v_cache) - 1} for {context_lens[bad]} tokens"
+        raise InvalidValue(f"block_tables[{bad}]", block_tables[bad].tolist(), allowed)
     if max(query_lens, default=0) > LONGEST_SHORT_QUERY:
         rows = zip(block_tables, query_start[:-1].tolist(), query_lens, context_lens, strict=True)
+        keys, values = k_cache.permute(0, 2, 3, 1), v_cache.permute(0, 2, 1, 3)  # as they lie in memory
         attend_long_queries(q, keys, values, rows, scale, window, out, lse)
     return out
 
 
 def attend_short_queries(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
     batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
     window: int | None,
@@ -144,8 +149,8 @@ def attend_short_queries(
 
     Args:
         q: `[T, Hq, D]`.
-        keys: `[N, Hkv, D, bs]`.
-        values: `[N, Hkv, bs, D]`.
+        k_cache: `[N, bs, Hkv, D]`, laid out by `make_cache`.
+        v_cache: `[N, bs, Hkv, D]`.
         batch: block tables, query_start and seq_lens.
         scale: factor on the scores.
         window: sliding window.
@@ -157,15 +162,26 @@ def attend_short_queries(
     """
     exact = q.dtype == torch.float64
     num_heads, head_size = q.shape[1:]
-    num_kv_heads, block_size = values.shape[1:3]
+    block_size, num_kv_heads = v_cache.shape[1:3]
+    q = _whole_rows(q)
+    block_tables, query_start, seq_lens = (array.contiguous() for array in batch)
     result = out if out.is_contiguous() else torch.empty(q.shape, dtype=q.dtype)  # [T, Hq, D]
-    stand_in = STAND_INS.get(q.dtype, q.dtype)
     bad = attend_short(
         *tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16),
-        *(array.view(stand_in).numpy() for array in (q.contiguous(), keys, values)),
-        *(array.contiguous().numpy() for array in batch),
-        result.view(stand_in).numpy(),
-        np.empty((0, 0), np.float64 if exact else np.float32) if lse is None else lse.numpy(),
+        LIKE[q.dtype],
+        q.data_ptr(),
+        q.stride(0) * q.itemsize,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        block_tables.data_ptr(),
+        query_start.data_ptr(),
+        seq_lens.data_ptr(),
+        result.data_ptr(),
+        0 if lse is None else lse.data_ptr(),
+        *block_tables.shape,
+        *v_cache.shape,
+        num_heads,
+        v_cache.stride(0) * v_cache.itemsize,
         1.0 if exact else np.float32(1 / BASE),
         scale if exact else np.float32(scale * BASE),
         window or 0,
@@ -179,15 +195,16 @@ def attend_short_queries(
 
 @cache
 def tile_shape(group: int, block_size: int, head_size: int, lanes: int) -> tuple[tuple[int, ...], ...]:
-    """Tuples whose lengths are the height of a tile and the logarithms of how wide score and value tiles are.
+    """Tuples as long as tiles are high, as blocks lie side by side, as the logarithms of tiles' two widths.
 
-    High: query heads of one KV head, so that each K and V is loaded once for all of them, up to 8.  Wide: the
-    numbers of one vector; values take as many vectors as leave some registers free, to read whole cache lines.
+    High: query heads of one KV head, so that each K and V is loaded once for all of them, up to 8.  Side by
+    side: as many blocks as leave some registers free.  Wide: the numbers of one vector; values take as many
+    vectors as scores take blocks, to read whole cache lines.
     """
     rows = max(r for r in range(1, 9) if group % r == 0)
-    vectors = 1 << (16 // rows).bit_length() - 1
-    widths = (math.gcd(lanes, block_size), math.gcd(lanes * min(4, vectors), head_size))  # powers of two
-    return (0,) * rows, *((0,) * (width.bit_length() - 1) for width in widths)
+    vectors = min(AHEAD, 1 << (16 // rows).bit_length() - 1)
+    widths = (math.gcd(lanes, block_size), math.gcd(lanes * vectors, head_size))  # powers of two
+    return (0,) * rows, (0,) * vectors, *((0,) * (width.bit_length() - 1) for width in widths)
 
 
 def attend_long_queries(
@@ -235,12 +252,24 @@ def copy_to_one_piece(
     return k.transpose(0, 1), v.transpose(0, 1)  # [n, Hkv, D]
 
 
-def _physical(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The arrays as they lie in memory: K `[N, Hkv, D, bs]`, V `[N, Hkv, bs, D]`."""
-    keys, values = k_cache.permute(0, 2, 3, 1), v_cache.permute(0, 2, 1, 3)
-    if k_cache.shape != v_cache.shape or not (keys.is_contiguous() and values.is_contiguous()):
-        raise InvalidValue("k_cache", (tuple(k_cache.shape), k_cache.stride()), "what make_cache returns")
-    return keys, values
+def _check_layout(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Refuse caches that are not as `make_cache` makes them: they go as addresses from here on."""
+    found = k_cache.dtype, k_cache.shape, k_cache.stride(), v_cache.stride()
+    if found != _layout(v_cache.dtype, v_cache.shape):
+        raise InvalidValue("k_cache", found[:3], f"what make_cache returns beside {v_cache.dtype} V")
+
+
+@cache
+def _layout(dtype: torch.dtype, shape: torch.Size) -> tuple[object, ...]:
+    """Dtype, shape and strides of K and strides of V as `make_cache` lays them; the same for each layer."""
+    num_blocks, block_size, num_kv_heads, head_size = shape
+    k, v = make_cache(num_blocks, block_size, num_kv_heads, head_size, dtype, "meta")
+    return k.dtype, k.shape, k.stride(), v.stride()
+
+
+def _whole_rows(x: torch.Tensor) -> torch.Tensor:
+    """`[T, H, D]` with each row in one piece; the rows may lie anywhere, as in a fused projection."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def share_threads() -> int:

@@ -1,28 +1,96 @@
 """The compiled loops around the CPU kernel: write to slots, copy blocks out, check tables, plan the work.
 
 Layouts as in `cpu.make_cache`: keys `[N, Hkv, D, bs]`, values `[N, Hkv, bs, D]`; numbers go as their bits.
+Tensors come as addresses with a number of their type, `like`.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import carray, njit, prange, types
+from numba.extending import intrinsic
+
+from stage3_paged.kernels.cpu_vectors import AHEAD, widen
+
+
+@intrinsic
+def _pointer(_, address, like):
+    """A pointer to numbers of the type of `like`."""
+    pointer = types.CPointer(like)
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(types.int64, like), generate
+
+
+@njit
+def array_at(address, shape, like):
+    """The array that lies there: handing over a tensor's address takes 0.1 us, making a numpy array of it 2."""
+    return carray(_pointer(address, like), shape)
+
+
+@njit
+def find_bad_slot(slots, num_slots):
+    """Return the first token whose slot does not exist, or -1."""
+    for t in range(len(slots)):
+        if not 0 <= slots[t] < num_slots:
+            return t
+    return -1
+
+
+@njit
+def store_token(like, t, slot, k_at, v_at, rows, keys_at, values_at, sizes):
+    """Write K and V of token t, each `[Hkv, D]`, to one slot; arguments as of `store_few`."""
+    _, block_size, num_kv_heads, head_size = sizes
+    width = num_kv_heads * head_size
+    k = array_at(k_at + t * rows[0], (num_kv_heads, head_size), like)
+    v = array_at(v_at + t * rows[1], (num_kv_heads, head_size), like)
+    start = slot // block_size * block_size * width * k.itemsize
+    keys = array_at(keys_at + start, (num_kv_heads, head_size, block_size), like)  # one block
+    values = array_at(values_at + start, (num_kv_heads, block_size, head_size), like)
+    for head in range(num_kv_heads):
+        for d in range(head_size):
+            keys[head, d, slot % block_size] = k[head, d]
+            values[head, slot % block_size, d] = v[head, d]
+
+
+@njit(cache=True)
+def store_few(like, slots_at, count, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
+    """Write K and V of some tokens to their slots, unless one does not exist.
+
+    Args:
+        like: a number as wide as those of K and V.
+        slots_at: address of the slots, `[T]` int64.
+        count: T.
+        k_at: address of the new K, `[T, Hkv, D]`.
+        v_at: address of the new V, likewise.
+        keys_at: address of the cache's K, `[N, Hkv, D, bs]`.
+        values_at: address of its V, `[N, Hkv, bs, D]`.
+        k_row: bytes from one token of K to the next.
+        v_row: the same of V.
+        sizes: tuple of N, bs, Hkv, D.
+
+    Returns:
+        -1; or, before anything is written, the first token whose slot does not exist.
+    """
+    slots = array_at(slots_at, (count,), np.int64(0))
+    bad = find_bad_slot(slots, sizes[0] * sizes[1])
+    if bad < 0:
+        for t in range(count):
+            store_token(like, t, slots[t], k_at, v_at, (k_row, v_row), keys_at, values_at, sizes)
+    return bad
 
 
 @njit(cache=True, parallel=True)
-def store_slots(k, v, keys, values, slots):
-    """Write `[T, Hkv, D]` K and V; return the first token whose slot does not exist, or -1."""
-    num_blocks, num_kv_heads, block_size, head_size = values.shape
-    for t in range(len(slots)):
-        if not 0 <= slots[t] < num_blocks * block_size:
-            return t
-    for t in prange(len(slots)):
-        block, offset = slots[t] // block_size, slots[t] % block_size
-        for head in range(num_kv_heads):
-            for d in range(head_size):
-                keys[block, head, d, offset] = k[t, head, d]
-                values[block, head, offset, d] = v[t, head, d]
-    return -1
+def store_many(like, slots_at, count, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
+    """The same by all threads, which take longer to start than a few tokens take to write."""
+    slots = array_at(slots_at, (count,), np.int64(0))
+    bad = find_bad_slot(slots, sizes[0] * sizes[1])
+    if bad < 0:
+        for t in prange(count):
+            store_token(like, t, slots[t], k_at, v_at, (k_row, v_row), keys_at, values_at, sizes)
+    return bad
 
 
 @njit(cache=True, parallel=True)
@@ -83,3 +151,47 @@ def plan_pieces(query_start, seq_lens, window, longest_query, size):
                 first = last
                 count += 1
     return pieces[:count]
+
+
+@njit
+def list_runs(keys_at, values_at, block_bytes, block_tables, block_size, pieces, p, runs):
+    """Where do the tokens of a piece lie?  This is all that paging adds.
+
+    Args:
+        keys_at: address of K.
+        values_at: address of V.
+        block_bytes: bytes of a block of either.
+        block_tables: `[B, max blocks]`.
+        block_size: tokens.
+        pieces: `[P, 4]` from `cpu_blocks.plan_pieces`.
+        p: which one.
+        runs: gets all addresses in the order in which they are read: the blocks of K, the blocks of V, and the
+            first blocks of the next piece's K, which are asked for ahead.
+    """
+    begin, end = pieces[p, 2] // block_size, (pieces[p, 3] - 1) // block_size + 1
+    count = end - begin
+    for j in range(count):
+        block = np.int64(block_tables[pieces[p, 1], begin + j])  # pools of more than 2^31 bytes are ordinary
+        runs[j] = keys_at + block * block_bytes
+        runs[count + j] = values_at + block * block_bytes
+    following = pieces[min(p + 1, len(pieces) - 1)]
+    for j in range(AHEAD):
+        column = min(following[2] // block_size + j, (following[3] - 1) // block_size)
+        runs[2 * count + j] = keys_at + np.int64(block_tables[following[1], column]) * block_bytes
+
+
+@njit
+def count_tokens(pieces):
+    """Positions in all pieces together."""
+    total = 0
+    for p in range(len(pieces)):
+        total += pieces[p, 3] - pieces[p, 2]
+    return total
+
+
+@njit
+def load_query(like, q_at, q_row, row, scale, query):
+    """Widen one row of q `[T, Hq, D]` into query, flat `[Hq, D]`, and scale it."""
+    stored = array_at(q_at + row * q_row, query.shape, like)
+    for d in range(len(query)):
+        query[d] = widen(stored[d]) * scale

@@ -16,16 +16,19 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
-from stage3_paged.kernels.cpu_blocks import find_bad_block, plan_pieces
-from stage3_paged.kernels.cpu_vectors import add_tile_product, narrow, room, tile_product, widen
+from stage3_paged.kernels.cpu_blocks import (
+    array_at,
+    count_tokens,
+    find_bad_block,
+    list_runs,
+    load_query,
+    plan_pieces,
+)
+from stage3_paged.kernels.cpu_vectors import AHEAD, add_tile_product, narrow, room, tile_product
 
 PIECE = 512
 """Positions per piece.  Pieces begin at multiples of it, whatever else is in the batch and however many
 threads there are: so the same sums are made in the same order, and a neighbour changes no bit."""
-
-AHEAD = 2
-"""How many blocks ahead memory is asked for.  Blocks lie anywhere, which hides the pattern from the hardware's
-own prefetcher: without this a decode took 1.8 times as long."""
 
 CODE = zlib.crc32(
     b"".join(Path(__file__).with_name(f"cpu_{n}.py").read_bytes() for n in ("blocks", "vectors"))
@@ -36,20 +39,34 @@ of this file alone, and of the types of arguments: the type of one left out hold
 POWERS_OF_LN2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
 """Taylor coefficients of 2 ** f; with |f| <= 1/2 the error is below 2e-7."""
 
+ONE = (0,)
+"""Shape of a tile over one block, for the last few of a piece: as long as there is one block side by side."""
+
 
 @njit(cache=True, parallel=True)
 def attend_short(  # noqa: PLR0913, PLR0917
     rows,
+    side,
     lanes,
     value_lanes,
-    q,
-    keys,
-    values,
-    block_tables,
-    query_start,
-    seq_lens,
-    out,
-    lse,
+    like,
+    q_at,
+    q_row,
+    keys_at,
+    values_at,
+    tables_at,
+    start_at,
+    lens_at,
+    out_at,
+    lse_at,
+    num_seqs,
+    max_blocks,
+    num_blocks,
+    block_size,
+    num_kv_heads,
+    head_size,
+    num_heads,
+    block_bytes,
     unit,
     scale,
     window,
@@ -61,16 +78,27 @@ def attend_short(  # noqa: PLR0913, PLR0917
 
     Args:
         rows: tuple as long as the tiles are high: query heads handled together, see `_tile_product`.
+        side: tuple as long as blocks are read side by side, at most AHEAD.
         lanes: tuple of n numbers for score tiles 2 ** n wide, a divisor of bs.
         value_lanes: the same for value tiles, whose width divides D.
-        q: `[T, Hq, D]`; 16-bit floats go as in `cpu_vectors`.
-        keys: `[N, Hkv, D, bs]`.
-        values: `[N, Hkv, bs, D]`.
-        block_tables: `[B, max blocks]`.
-        query_start: `[B + 1]`.
-        seq_lens: `[B]`.
-        out: `[T, Hq, D]`; rows of longer queries are not written.
-        lse: `[T, Hq]`, the logarithms of the sums of weights, likewise; or nothing, `[0, 0]`.
+        like: a number of the type of q, see `cpu_vectors.LIKE`.
+        q_at: address of q, `[T, Hq, D]`.
+        q_row: bytes from one token of q to the next.
+        keys_at: address of K, `[N, Hkv, D, bs]`.
+        values_at: address of V, `[N, Hkv, bs, D]`.
+        tables_at: address of the block tables, `[B, max blocks]` int32.
+        start_at: address of query_start, `[B + 1]` int32.
+        lens_at: address of seq_lens, `[B]` int32.
+        out_at: address of the result, `[T, Hq, D]`; rows of longer queries are not written.
+        lse_at: address of `[T, Hq]` for the logarithms of the sums of weights, likewise; or 0.
+        num_seqs: B.
+        max_blocks: columns of the block tables.
+        num_blocks: N.
+        block_size: bs.
+        num_kv_heads: Hkv.
+        head_size: D.
+        num_heads: Hq.
+        block_bytes: bytes of a block's K.
         unit: what a score is multiplied by for `lse`: `scale` may have made it one for powers of 2.
         scale: factor on the scores.
         window: sliding window, or 0.
@@ -81,126 +109,121 @@ def attend_short(  # noqa: PLR0913, PLR0917
     Returns:
         -1; or, before anything is read, the first sequence with a block outside the cache.
     """
-    num_blocks, num_kv_heads, block_size, head_size = values.shape
+    block_tables = array_at(tables_at, (num_seqs, max_blocks), np.int32(0))
+    query_start = array_at(start_at, (num_seqs + 1,), np.int32(0))
+    seq_lens = array_at(lens_at, (num_seqs,), np.int32(0))
     bad = find_bad_block(block_tables, seq_lens, num_blocks, block_size)
     if bad >= 0:
         return bad
     pieces = plan_pieces(query_start, seq_lens, window, longest, PIECE)
-    cache = keys.reshape(-1), values.reshape(-1), block_tables, block_size, num_kv_heads, head_size
-    num_heads = q.shape[1]
-    sums = room(len(pieces) * num_heads * head_size, q)  # flat [P, Hq, D]
-    peaks = room(len(pieces) * num_heads, q).reshape(len(pieces), num_heads)  # [P, Hq]
+    sums = room(len(pieces) * num_heads * head_size, like)  # flat [P, Hq, D]
+    peaks = room(len(pieces) * num_heads, like).reshape(len(pieces), num_heads)  # [P, Hq]
     totals = np.empty_like(peaks)  # [P, Hq]
     total = count_tokens(pieces)
     for worker in prange(workers):
-        query = room(num_heads * head_size, q)  # flat [Hq, D]
-        scores = room(num_heads * (PIECE + block_size), q)  # flat [Hq, PIECE + bs]
-        blocks = np.empty(PIECE // block_size + 2 + AHEAD, dtype=np.int64)
+        query = room(num_heads * head_size, like)  # flat [Hq, D]
+        scores = room(num_heads * (PIECE + block_size), like)  # flat [Hq, PIECE + bs]
+        runs = np.empty(2 * (PIECE // block_size + 2) + AHEAD, dtype=np.int64)
         done = 0
         for p in range(len(pieces)):
             if total * worker // workers <= done < total * (worker + 1) // workers:
-                load_query(q, pieces[p, 0], scale, query)
-                attend_piece(
-                    (rows, lanes, value_lanes), query, cache, pieces, p, (sums, peaks, totals), scores, blocks
-                )
+                load_query(like, q_at, q_row, pieces[p, 0], scale, query)
+                list_runs(keys_at, values_at, block_bytes, block_tables, block_size, pieces, p, runs)
+                parts = sums[p * num_heads * head_size :][: num_heads * head_size], peaks[p], totals[p]
+                tile = (
+                    rows,
+                    side,
+                    lanes,
+                    value_lanes,
+                )  # here, as numba hands no tuples of tuples to its threads
+                sizes = num_heads, num_kv_heads, block_size, head_size
+                attend_piece(tile, like, sizes, pieces[p, 2], pieces[p, 3], query, runs, scores, parts)
             done += pieces[p, 3] - pieces[p, 2]
     for p in prange(len(pieces)):
         if p == 0 or pieces[p, 0] != pieces[p - 1, 0]:
-            merge_pieces(pieces, p, (sums, peaks, totals), out, lse, unit)
+            merge_pieces(like, pieces, p, (sums, peaks, totals), head_size, out_at, lse_at, unit)
     return -1
 
 
 @njit
-def load_query(q, row, scale, query):
-    """Widen one row of q `[T, Hq, D]` into query, flat `[Hq, D]`, and scale it."""
-    num_heads, head_size = q.shape[1:]
-    for head in range(num_heads):
-        for d in range(head_size):
-            query[head * head_size + d] = widen(q[row, head, d]) * scale
-
-
-@njit
-def attend_piece(tile, query, cache, pieces, p, parts, scores, blocks):
+def attend_piece(tile, like, sizes, first, last, query, runs, scores, parts):
     """Attend with all heads of one token over one piece of its context.
 
     All KV heads of a block lie together and are read together: runs of 6 kB came 10 % faster than of 2 kB.
 
     Args:
-        tile: rows, lanes and value_lanes of `attend_short`.
+        tile: rows, side, lanes and value_lanes of `attend_short`.
+        like: a number of the type of K and V.
+        sizes: Hq, Hkv, bs, D.
+        first: first position of the piece.
+        last: the one behind its last.
         query: flat `[Hq, D]`.
-        cache: (flat K, flat V, `[B, max blocks]` block tables, bs, Hkv, D).
-        pieces: `[P, 4]` from `cpu_blocks.plan_pieces`.
-        p: which one.
-        parts: (`[P, Hq, D]` flat, `[P, Hq]`, `[P, Hq]`): weighted sum, largest score, sum of weights; written.
+        runs: addresses of its blocks, see `list_runs`.
         scores: room for flat `[Hq, PIECE + bs]`.
-        blocks: room for the offsets of all blocks and of AHEAD more.
+        parts: weighted sum (flat `[Hq, D]`), largest scores and sums of weights (each `[Hq]`); written.
     """
-    block_size, head_size = cache[3], cache[5]
+    rows, side, lanes, value_lanes = tile
     sums, peaks, totals = parts
-    first, last = pieces[p, 2], pieces[p, 3]
-    num_heads = peaks.shape[1]
+    num_heads, _, block_size, _ = sizes
     start = first - first % block_size
-    count = (last - start + block_size - 1) // block_size
-    list_blocks(cache, pieces[p], blocks[:count])
-    list_blocks(cache, pieces[min(p + 1, len(pieces) - 1)], blocks[count : count + AHEAD])
-    score_blocks((tile[0], tile[1]), query, cache, blocks, count, num_heads, scores)
+    first, last = first - start, last - start
+    count = (last + block_size - 1) // block_size
+    j = 0
+    while j < count:
+        if j + len(side) <= count:
+            score_blocks((rows, side, lanes), like, sizes, query, runs, j, scores)
+            j += len(side)
+        else:
+            score_blocks((rows, ONE, lanes), like, sizes, query, runs, j, scores)
+            j += 1
     width = PIECE + block_size
     for head in range(num_heads):
         # Only what lies in [first, last) takes part; the rest of a block may hold anything, NaN too.
-        row = scores[head * width + first - start : head * width + last - start]
-        peaks[p, head] = largest(row)
-        totals[p, head] = exponentiate(row, peaks[p, head])
-    own = sums[p * num_heads * head_size : (p + 1) * num_heads * head_size]  # flat [Hq, D]
-    own[:] = 0
-    weigh_blocks(
-        (tile[0], tile[2]), scores, first - start, last - start, cache, blocks, count, num_heads, own
-    )
+        row = scores[head * width + first : head * width + last]
+        peaks[head] = largest(row)
+        totals[head] = exponentiate(row, peaks[head])
+    sums[:] = 0
+    j = 0
+    while j < count:
+        near = max(first, j * block_size)
+        if first <= j * block_size and (j + len(side)) * block_size <= last:
+            shape = (rows, side, value_lanes)
+            weigh_blocks(shape, like, sizes, scores, near, block_size, runs, count + j, sums)
+            j += len(side)
+        else:
+            far = min(last, (j + 1) * block_size)
+            shape = (rows, ONE, value_lanes)
+            weigh_blocks(shape, like, sizes, scores, near, far - near, runs, count + j, sums)
+            j += 1
 
 
 @njit
-def list_blocks(cache, piece, blocks):
-    """Where do the tokens of a piece lie?  This is all that paging adds: offsets of its first blocks."""
-    block_tables, block_size, num_kv_heads, head_size = cache[2:]
-    seq, first, last = piece[1], piece[2], piece[3]
-    for j in range(len(blocks)):
-        block = block_tables[seq, min(first // block_size + j, (last - 1) // block_size)]
-        # 64 bits before the product: pools of more than 2^31 elements are ordinary.
-        blocks[j] = np.int64(block) * num_kv_heads * block_size * head_size
-
-
-@njit
-def score_blocks(shape, query, cache, blocks, count, num_heads, scores):
-    """Scores of one token's heads with all tokens of these blocks: scores `[Hq, PIECE + bs]`."""
-    keys, values, _, block_size, num_kv_heads, head_size = cache
+def score_blocks(shape, like, sizes, query, runs, j, scores):
+    """Scores of one token's heads with all tokens of the blocks from j on, as many as `shape` has."""
+    num_heads, num_kv_heads, block_size, head_size = sizes
     group, width = num_heads // num_kv_heads, PIECE + block_size
-    for j in range(count):
-        after = j + AHEAD
-        soon, at = (keys, blocks[after]) if after < count else (values, blocks[min(after - count, count - 1)])
-        for head in range(0, num_heads, len(shape[0])):
-            plane = (head // group) * block_size * head_size  # where this KV head lies in a block
-            rows = (query, head * head_size, head_size)  # [rows, D]
-            for t in range(0, block_size, 1 << len(shape[1])):
-                k = (keys, blocks[j] + plane + t, block_size)  # [D, lanes]: why tokens are innermost
-                out = (scores, head * width + j * block_size + t, width)  # [rows, lanes]
-                tile_product(shape, rows, k, head_size, out, (soon, at + plane + t, block_size))
+    for head in range(0, num_heads, len(shape[0])):
+        plane = (head // group) * block_size * head_size  # where this KV head lies in a block
+        rows = (query, head * head_size, 0, head_size)  # [rows, D], the same for all blocks
+        for t in range(0, block_size, 1 << len(shape[2])):
+            k = (runs, j, plane + t, block_size)  # of each [D, lanes]: why tokens are innermost
+            out = (scores, head * width + j * block_size + t, block_size, width)  # of each [rows, lanes]
+            tile_product(like, shape, rows, k, head_size, out)
 
 
 @njit
-def weigh_blocks(shape, weights, first, last, cache, blocks, count, num_heads, sums):
-    """Add up V of the tokens first to last of these blocks, by weight: sums `[Hq, D]`."""
-    keys, values, _, block_size, num_kv_heads, head_size = cache
+def weigh_blocks(shape, like, sizes, weights, first, n, runs, j, sums):
+    """Add up V of some blocks by weight, from position `first` of the piece on n tokens of each: sums `[Hq, D]`."""
+    num_heads, num_kv_heads, block_size, head_size = sizes
     group, width = num_heads // num_kv_heads, PIECE + block_size
-    for j in range(count):
-        near, far = max(first, j * block_size), min(last, (j + 1) * block_size)
-        skipped = (near - j * block_size) * head_size
-        soon, at = (values if j + AHEAD < count else keys), blocks[j + AHEAD]
-        for head in range(0, num_heads, len(shape[0])):
-            plane = (head // group) * block_size * head_size
-            weight = (weights, head * width + near, width)  # [rows, far - near]
-            for d in range(0, head_size, 1 << len(shape[1])):
-                v = (values, blocks[j] + plane + skipped + d, head_size)  # [far - near, lanes]
-                out = (sums, head * head_size + d, head_size)  # [rows, lanes]
-                add_tile_product(shape, weight, v, far - near, out, (soon, at + plane + d, head_size))
+    skipped = first % block_size * head_size
+    for head in range(0, num_heads, len(shape[0])):
+        plane = (head // group) * block_size * head_size
+        weight = (weights, head * width + first, block_size, width)  # of each [rows, n]
+        for d in range(0, head_size, 1 << len(shape[2])):
+            v = (runs, j, plane + skipped + d, head_size)  # of each [n, lanes]
+            out = (sums, head * head_size + d, 0, head_size)  # [rows, lanes], the same for all blocks
+            add_tile_product(like, shape, weight, v, n, out)
 
 
 @njit(fastmath={"nnan", "nsz", "reassoc"})
@@ -249,34 +272,26 @@ def _power(x):
 
 
 @njit
-def count_tokens(pieces):
-    """Positions in all pieces together."""
-    total = 0
-    for p in range(len(pieces)):
-        total += pieces[p, 3] - pieces[p, 2]
-    return total
-
-
-@njit
-def merge_pieces(pieces, p, parts, out, lse, unit):
-    """Join all pieces of the token of piece p into out `[T, Hq, D]`, and divide by the sum of weights at last.
+def merge_pieces(like, pieces, p, parts, head_size, out_at, lse_at, unit):
+    """Join all pieces of the token of piece p into its row of the result, dividing by the sum of weights at last.
 
     Each piece scaled its weights by its own largest score; bring them to the largest of all.  No piece is
     empty, so no largest score is -inf, and the difference of two of them is a number.
     """
     sums, peaks, totals = parts
-    num_heads, head_size = out.shape[1:]
-    row, end = pieces[p, 0], p + 1
+    row, end, num_heads = pieces[p, 0], p + 1, peaks.shape[1]
     while end < len(pieces) and pieces[end, 0] == row:
         end += 1
+    out = array_at(out_at, ((row + 1) * num_heads, head_size), like)  # [T * Hq, D] up to this row
+    lse = array_at(lse_at, ((row + 1) * num_heads,), peaks.dtype.type(0))  # [T * Hq], never read if at 0
     for head in range(num_heads):
         peak = largest(peaks[p:end, head])
         total = sums.dtype.type(0)
         for i in range(p, end):
             peaks[i, head] = power(peaks[i, head] - peak)  # what this piece's weights are worth now
             total += peaks[i, head] * totals[i, head]
-        if len(lse) > 0:
-            lse[row, head] = peak * unit + math.log(total)
+        if lse_at != 0:
+            lse[row * num_heads + head] = peak * unit + math.log(total)
         own = sums[(p * num_heads + head) * head_size :][:head_size]
         for i in range(p, end):
             other = sums[(i * num_heads + head) * head_size :][:head_size]
@@ -284,4 +299,4 @@ def merge_pieces(pieces, p, parts, out, lse, unit):
             for d in range(head_size):
                 own[d] = share * other[d] + (own[d] if i > p else 0)
         for d in range(head_size):
-            out[row, head, d] = narrow(own[d], out)
+            out[row * num_heads + head, d] = narrow(own[d], like)

@@ -97,9 +97,9 @@ def test_decode_reads_at_the_speed_of_memory(dtype: torch.dtype, benchmark: Call
     """At most 0.7 of the time of index_select + attention, and a share of the read bandwidth.
 
     The goal is 60 % of it, and it is not reached everywhere.  Where this was written, memory reads either 33 to
-    36 GB/s or 55 to 60, changing within seconds.  At the lower speed a call gets 57 to 66 % (bfloat16) and 65 to
-    71 % (float32), at the higher 36 to 38 % and 43 to 44 %: with K and V in cache a call still takes 0.22 ms,
-    and blocks read one at a time do not keep as many loads in flight as a plain sum does.
+    36 GB/s or 55 to 64, changing within seconds.  At the lower speed a call gets 63 to 69 % (bfloat16), at the
+    higher 50 to 52 % (float32): with K and V in cache a call still takes 0.2 ms, most of it multiplications, and
+    blocks that lie anywhere are not read as fast as one long piece.
     The bound below is no sign of the goal; it keeps what is reached from getting lost.
     """
     decodes = Decodes(dtype)

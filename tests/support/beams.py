@@ -31,7 +31,7 @@ def hf_beams(
     `generate` takes one beam for greedy search; here it is told that it is a beam search.
     """
     ends = sorted(params.ends(tuple(eos)))
-    hf.generation_config = GenerationConfig(
+    config = GenerationConfig(
         num_beams=params.beam_width,
         num_return_sequences=params.n,
         max_new_tokens=params.max_tokens,
@@ -44,7 +44,9 @@ def hf_beams(
         output_scores=True,
     )
     ids = torch.tensor(prompts)
-    with patch.object(GenerationConfig, "get_generation_mode", lambda *_: GenerationMode.BEAM_SEARCH):
+    as_beams = patch.object(GenerationConfig, "get_generation_mode", lambda *_: GenerationMode.BEAM_SEARCH)
+    # Patched and put back: the model is shared with tests that ask it for greedy answers.
+    with patch.object(hf, "generation_config", config), as_beams:
         out = hf.generate(ids, attention_mask=torch.ones_like(ids))
     lengths = (out.beam_indices >= 0).sum(dim=-1).tolist()
     rows = [

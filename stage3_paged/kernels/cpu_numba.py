@@ -130,12 +130,7 @@ def attend_short(  # noqa: PLR0913, PLR0917
                 load_query(like, q_at, q_row, pieces[p, 0], scale, query)
                 list_runs(keys_at, values_at, block_bytes, block_tables, block_size, pieces, p, runs)
                 parts = sums[p * num_heads * head_size :][: num_heads * head_size], peaks[p], totals[p]
-                tile = (
-                    rows,
-                    side,
-                    lanes,
-                    value_lanes,
-                )  # here, as numba hands no tuples of tuples to its threads
+                tile = rows, side, lanes, value_lanes  # made here: numba hands threads no tuple of tuples
                 sizes = num_heads, num_kv_heads, block_size, head_size
                 attend_piece(tile, like, sizes, pieces[p, 2], pieces[p, 3], query, runs, scores, parts)
             done += pieces[p, 3] - pieces[p, 2]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 30, 9, 3, 64, 16  # the default model's
 SEQS, CONTEXT = 32, 320
 ATTEMPTS = 6
-LEAST_SHARE = 0.25  # of the read bandwidth; two thirds of what it has at worst, since the machine is shared
+LEAST_SHARE = 0.4  # of the read bandwidth; what a shared machine leaves of it at worst
 DTYPES = (torch.bfloat16, torch.float32)
 
 Measured = dict[str, float]
@@ -96,11 +96,10 @@ class Decodes:
 def test_decode_reads_at_the_speed_of_memory(dtype: torch.dtype, benchmark: Callable) -> None:
     """At most 0.7 of the time of index_select + attention, and a share of the read bandwidth.
 
-    The goal is 60 % of it, and it is not reached everywhere.  Where this was written, memory reads either 33 to
-    36 GB/s or 55 to 64, changing within seconds.  At the lower speed a call gets 63 to 69 % (bfloat16), at the
-    higher 50 to 52 % (float32): with K and V in cache a call still takes 0.2 ms, most of it multiplications, and
-    blocks that lie anywhere are not read as fast as one long piece.
-    The bound below is no sign of the goal; it keeps what is reached from getting lost.
+    The goal is 60 % of it.  Where this was written, memory reads either 33 to 36 GB/s or 53 to 64, changing within
+    seconds.  At the lower speed a call gets 69 % (bfloat16) and 70 % (float32), at the higher about half: with K
+    and V in cache it still takes 0.2 ms, most of it multiplications, and blocks that lie anywhere are not read as
+    fast as one long piece.  So the bound below is what holds in both; it keeps what is reached from getting lost.
     """
     decodes = Decodes(dtype)
     memory = torch.ones(64 << 20)  # 256 MB of float32

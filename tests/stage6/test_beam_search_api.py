@@ -61,7 +61,7 @@ def test_end_of_sequence_ends_a_beam(live):
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
 ])  # fmt: skip
 def test_refused(live, path, more, param):
-    """What beams cannot honour is said, not dropped."""
+    """A38: what beams cannot honour is said, not dropped."""
     make = live.chat if path == CHAT else live.complete
     answer = live.http.post(path, json=make("random", n=2, use_beam_search=True, max_tokens=3, **more))
     assert answer.status_code == 400, answer.text

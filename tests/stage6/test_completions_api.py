@@ -131,7 +131,7 @@ def test_parallel_stream(live):
 
 
 def test_usage_in_streams(live):
-    """A16, A17: at the end, after everything else; or in every chunk as well."""
+    """A16, A17, section 7 row 8: at the end, after everything else; or in every chunk as well."""
     body = live.complete(live.lm.say("Hello AB"), max_tokens=20)
     *chunks, last = live.stream({**body, "stream_options": {"include_usage": True}}, PATH)
     assert all(chunk["usage"] is None for chunk in chunks)

@@ -137,7 +137,7 @@ def test_nothing_of_the_server_in_messages(live):
 
 
 class TestKeys:
-    """S14, S16, 4.3: any of several keys; health and metrics stay open, /tokenize does not (D14)."""
+    """4.3: any of several keys; health and metrics stay open, /tokenize does not (D14)."""
 
     @pytest.fixture(scope="class")
     def locked(self):
@@ -149,6 +149,7 @@ class TestKeys:
         {"Authorization": "Bearer"}, {"Authorization": "Bearer firs"}, {"X-Api-Key": "wrong"},
     ])  # fmt: skip
     def test_wrong_key(self, locked, headers):
+        """S16."""
         for path in (CHAT, TEXT, "/tokenize", "/detokenize", "/v1/responses", "/nope"):
             answer = locked.http.post(path, json={}, headers=headers)
             error = error_of(answer, 401)
@@ -159,6 +160,7 @@ class TestKeys:
         {"Authorization": "Bearer first"}, {"Authorization": "bearer second"}, {"X-Api-Key": "second"},
     ])  # fmt: skip
     def test_right_key(self, locked, headers):
+        """S14."""
         assert locked.http.get("/v1/models", headers=headers).status_code == 200
         answer = locked.http.post("/tokenize", json={"prompt": "x"}, headers=headers)
         assert answer.status_code == 200
@@ -229,15 +231,17 @@ def test_unfinished_headers_do_not_hang(live):
 
 
 class TestCors:
-    """S19, S20: no origin unless the operator names it; then on error answers, too."""
+    """4.3: browsers."""
 
-    def test_default(self, live):
+    def test_no_origin(self, live):
+        """S19: none unless the operator names it."""
         answer = live.http.get("/v1/models", headers={"Origin": "http://page.example"})
         assert "access-control-allow-origin" not in answer.headers
         preflight = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
         assert live.http.options(CHAT, headers=preflight).status_code == 405
 
     def test_explicit_origin(self, with_settings):
+        """S20: on error answers, too, or the page could not read why."""
         with with_settings(allowed_origins=("http://page.example",), api_keys=("k",)) as live:
             origin = {"Origin": "http://page.example"}
             asks = {

@@ -46,6 +46,15 @@ def test_load(live):
     assert live.http.get("/load").json() == {"server_load": 0}
 
 
+def test_usage_in_every_stream(with_settings):
+    """B44: in every chunk and at the end, unasked, where the operator wants it."""
+    with with_settings(force_include_usage=True) as live:
+        for path, body in ((CHAT, live.chat("x", max_tokens=3)), (TEXT, live.complete("x", max_tokens=3))):
+            *chunks, last = live.stream(body, path)
+            assert all(chunk["usage"]["prompt_tokens"] for chunk in chunks)
+            assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+
 @pytest.mark.parametrize("prompt", ["Hello the world", "", "🙂", "AB\n\nCD", "x" * 5000])
 @pytest.mark.parametrize("special", [True, False, None])
 def test_tokenize_text(live, prompt, special):
@@ -144,6 +153,7 @@ class TestSchema:
 
     @pytest.mark.parametrize("path", [CHAT, TEXT])
     def test_answers_fit(self, live, document, path):
+        """S31: whole answers and chunks, with all that they can carry."""
         content = document["paths"][path]["post"]["responses"]["200"]["content"]
         make = live.chat if path == CHAT else live.complete
         scores = {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2, "echo": True}

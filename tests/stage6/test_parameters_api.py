@@ -86,7 +86,7 @@ def body(live, path, **more):
 
 @pytest.mark.parametrize(("path", "field", "value", "taken"), CASES)
 def test_range(live, path, field, value, taken):
-    """200 inside, and for null; outside a 400 whose `param` is the field."""
+    """P15: 200 inside, and for null; outside a 400 whose `param` is the field."""
     # httpx refuses to write NaN, and clients in other languages do not
     text = json.dumps(body(live, path, **{field: value}))
     answer = live.http.post(PATHS[path], content=text, headers={"Content-Type": "application/json"})

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
+from support.listening import listening
+
+from common.generate import LLM
+from stage6_api.served import Served, Settings
+from stage6_api.server import Application
 
 PATH = "/v1/completions"
 
@@ -114,6 +120,19 @@ def test_seed_does_not_see_its_neighbours(live):
     crowd = live.http.post(PATH, json=live.complete(["seeded"] + [f"other {i}" for i in range(7)], temperature=1,
                                                     seed=11, max_tokens=20)).json()  # fmt: skip
     assert crowd["choices"][0]["text"] == alone
+
+
+def test_fifty_equal_prompts():
+    """Section 7, row 41: at temperature 0 one answer, however many ask at the same time (a real forward)."""
+    llm = LLM(model="tiny-llama", dtype="float32", kernel="reference", kv_bytes=4 << 20, max_model_len=256)
+    served = Served(llm.engine, llm.tokenizer, llm.stage, Settings(served_model_names=("tiny",)))
+    prompts = ["a cat sat on a mat", *(f"cat {i} sat" for i in range(10)), *["a cat sat on a mat"] * 49]
+    with listening(Application(served.settings, served)) as base:
+        body = {"prompt": prompts, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+        choices = httpx.post(f"{base}{PATH}", json=body, timeout=60).json()["choices"]
+    texts = [choice["text"] for choice in choices]
+    assert {texts[0], *texts[11:]} == {texts[0]}
+    assert len(set(texts)) > 5
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -152,6 +152,7 @@ class TestMeasure:
             (["bench", "capacity"], "capacity.run"),
             (["bench", "batching"], "batching.run"),
             (["bench", "sharing"], "sharing.run"),
+            (["bench", "serve"], "serve.run"),
         ],
     )
     def test_what_all_take_reaches_each(self, sixstage, watch, words, function):
@@ -168,6 +169,7 @@ class TestMeasure:
             (["bench"], "run_stage.bench"),
             (["bench", "batching"], "batching.run"),
             (["bench", "sharing"], "sharing.run"),
+            (["bench", "serve"], "serve.run"),
         ],
     )
     def test_batch_size_reaches_those_that_batch(self, sixstage, watch, words, function):

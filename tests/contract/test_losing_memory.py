@@ -45,7 +45,9 @@ def test_preempted_after_some_tokens(stage, after, sampling):
     starts = [len(forward.parts) and forward.positions[0] for forward in watch.forwards]
     ends = [forward.positions[-1] + 1 for forward in watch.forwards]
     for length, found in resumed.items():
-        assert (found, length) in zip(starts, ends, strict=True), "all that was lost is computed again, in one go"
+        assert (found, length) in zip(starts, ends, strict=True), (
+            "all that was lost is computed again, in one go"
+        )
     lost = sum(length - 1 - found for length, found in resumed.items())
     assert engine.stats.tokens_computed == 6 + 9 + lost
     check_drained(engine)

@@ -62,7 +62,9 @@ def test_sums_are_rounded_to_the_nearest_and_nothing_is_hidden(dtype):
     x[0, 0], x[0, 1], x[0, 2] = 1.0, 2.0**-8, 2.0**-9  # in bfloat16 1 + 2 ** -8 lies half way, and goes down
     x[1, 0], x[2, 0], x[3, 0] = torch.inf, -torch.inf, torch.nan
     got = TiledLinear(weight)(x)
-    assert torch.equal(got[0, 0].double(), torch.tensor(1.0 + 2.0**-8, dtype=torch.float64).to(dtype).double())
+    assert torch.equal(
+        got[0, 0].double(), torch.tensor(1.0 + 2.0**-8, dtype=torch.float64).to(dtype).double()
+    )
     assert got[1, 0] == torch.inf
     assert got[2, 0] == -torch.inf
     assert got[3, 0].isnan()

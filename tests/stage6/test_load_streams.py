@@ -25,7 +25,23 @@ TINY = {"model": "tiny-llama", "dtype": "float32", "kernel": "reference", "max_m
 TINY_KV = (
     1500 * 512
 )  # bytes: a few dozen of the conversations below, so that hundreds queue and some are preempted
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "how", "rain", "fell", "over", "hills", "all", "day"]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "saw",
+    "how",
+    "rain",
+    "fell",
+    "over",
+    "hills",
+    "all",
+    "day",
+]
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ def poison_free_memory(engine: Engine) -> None:
     if engine.capabilities.paged:
         for cache in (cache for layer in kv.layers for cache in layer):
             size, slots = cache.shape[1], torch.tensor(dead, dtype=torch.int64)
-            cache[slots // size, slots % size] = math.nan  # [dead, Hkv, D]; kernels lay blocks out in their own ways
+            cache[slots // size, slots % size] = (
+                math.nan
+            )  # [dead, Hkv, D]; kernels lay blocks out in their own ways
     else:
         kv.k[:, dead] = math.nan
         kv.v[:, dead] = math.nan

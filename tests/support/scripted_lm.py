@@ -21,7 +21,9 @@ from common.model.config import ModelConfig
 from common.tokenizer import Tokenizer
 
 NUM_MARKERS = 256
-MARKERS = [f"[say {i}]" for i in range(NUM_MARKERS)]  # not "<|...|>": some clients break such marks in prompts
+MARKERS = [
+    f"[say {i}]" for i in range(NUM_MARKERS)
+]  # not "<|...|>": some clients break such marks in prompts
 END, START, ASSISTANT = "<|end|>", "<|start|>", "<|assistant|>"
 SPECIALS = [END, START, ASSISTANT, *MARKERS]
 WORDS = ["AB", "CD", "EF", "Ġthe", "Hel", "lo"]

@@ -66,7 +66,10 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     packed = torch.empty(weight.numel() + LINE // weight.element_size(), dtype=weight.dtype)
     skip = -packed.data_ptr() % LINE // weight.element_size()
     packed = packed[skip : skip + weight.numel()].view(out // LANES, width // each, LANES, each)
-    return packed.copy_(weight.view(out // LANES, LANES, width // each, each).transpose(1, 2))
+    share_threads()
+    words = weight.contiguous().view(torch.int32)  # [out, steps]
+    _pack(words.numpy(), packed.view(torch.int32)[..., 0].numpy())
+    return packed
 
 
 @cache
@@ -122,6 +125,15 @@ def _compile(function):  # type: ignore[no-untyped-def]
         return njit(function, parallel=True, cache=True)
     except RuntimeError:  # numba found no folder for its cache: compile in each process
         return njit(function, parallel=True)
+
+
+@_compile
+def _pack(words, packed):  # type: ignore[no-untyped-def]
+    """Lay `[out, steps]` out as `[out / 16, steps, 16]`; torch's own copy takes ten times as long."""
+    for vector in prange(len(packed)):
+        for step in range(packed.shape[1]):
+            for lane in range(LANES):
+                packed[vector, step, lane] = words[vector * LANES + lane, step]
 
 
 @intrinsic

@@ -91,7 +91,7 @@ def can_tile(weight: torch.Tensor) -> bool:
     """
     out, width = weight.shape
     whole = out % LANES == 0 and width * weight.element_size() % WORD == 0
-    return weight.device.type == "cpu" and whole and weight.dtype in instructions()
+    return weight.device.type == "cpu" and weight.dtype in instructions() and whole
 
 
 @cache

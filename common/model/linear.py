@@ -3,7 +3,7 @@
 At a few rows a linear layer is nothing but reading its weight, and a row-major weight is read below the speed
 of memory.  So it is laid out anew once, at load.  Three ways, the first that can be had:
 
-* tiled: our own loop for CPUs with 512-bit vectors, see `tiled_linear.py`;
+* tiled: our own loop for bfloat16 on CPUs with 512-bit vectors, see `tiled_linear.py`;
 * packed: the blocked layout of oneDNN, the CPU library under torch, 1.3 to 2.5 times faster than the plain way
   at 1 to 16 rows on the CPUs tried.  Its operators are the private ones that torch.compile emits for a frozen
   model;

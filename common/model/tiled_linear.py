@@ -96,12 +96,14 @@ def can_tile(weight: torch.Tensor) -> bool:
 
 @cache
 def instructions() -> frozenset[torch.dtype]:
-    """The dtypes for which this processor has the vectors and no better way, each tried once."""
+    """The dtypes for which this processor has the vectors and no better way, each tried once.
+
+    Not float32, though it would be 1.2 to 1.3 times as fast there: packing it takes a widened copy of every
+    weight for a while, and what those leave on the heap brings loading above the weights plus a fifth.
+    """
     has = binding.get_host_cpu_features()
-    wanted = [torch.float32] if has.get("avx512f") else []
-    if has.get("avx512bf16") and not has.get("amx-bf16"):
-        wanted.append(torch.bfloat16)
-    return frozenset(dtype for dtype in wanted if _works(dtype))
+    fits = has.get("avx512f") and has.get("avx512bf16") and not has.get("amx-bf16")
+    return frozenset({torch.bfloat16} if fits and _works(torch.bfloat16) else ())
 
 
 def _works(dtype: torch.dtype) -> bool:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from common.output import RequestOutput
+from common.structured import Grammar
 from stage6_api.answering import ERRORS, Call, client_gone, json_answer, usage
 from stage6_api.chat_choice import StreamedChoice, whole_choice
 from stage6_api.errors import bad_request
@@ -66,13 +67,12 @@ async def begin(served: Served, body: ChatRequest, http: Request, prefix: str) -
     check_fields(served, body)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs is only allowed with logprobs=true", "top_logprobs")
-    plan, prompt = await asyncio.to_thread(_read, served, body)
-    asked = asked_grammar(body.response_format, body.structured_outputs)
+    plan, grammar, prompt = await asyncio.to_thread(_read, served, body)
     wanted = Wanted(
         max_tokens=asked_max_tokens(served, body, "max_completion_tokens", "max_tokens"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        grammar=await compile_grammar(served, final_grammar(plan, asked)),
+        grammar=await compile_grammar(served, grammar),
         # A parser must see the marks of a call, which may be special tokens.
         skip_special_tokens=body.skip_special_tokens is not False and plan is None,
         priority=read_priority(served, body, http.headers.get(PRIORITY_HEADER)),
@@ -84,17 +84,17 @@ async def begin(served: Served, body: ChatRequest, http: Request, prefix: str) -
     return Chat(Call.begin(prefix, served, body, http, job), plan, echo)
 
 
-def _read(served: Served, body: ChatRequest) -> tuple[ToolPlan | None, Prompt]:
-    """The tools and the prompt; takes time for long ones, so not on the event loop."""
-    structured = asked_grammar(body.response_format, body.structured_outputs) is not None
+def _read(served: Served, body: ChatRequest) -> tuple[ToolPlan | None, Grammar | None, Prompt]:
+    """The tools, the answer's grammar and the prompt; takes time for long ones, so not on the event loop."""
+    asked = asked_grammar(body.response_format, body.structured_outputs)
     plan = plan_tools(
         body.tools,
         body.tool_choice,
         body.parallel_tool_calls is not False,
-        structured,
+        asked is not None,
         served.settings.tool_call_parser,
     )
-    return plan, chat_prompt(served, body, plan)
+    return plan, final_grammar(plan, asked), chat_prompt(served, body, plan)
 
 
 def _answer(chat: Chat, output: RequestOutput) -> ChatCompletion:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from stage6.conftest import serve
+from support.live_server import serve
 
 from common.bench.job import Job
 from common.bench.serve import run

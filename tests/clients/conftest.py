@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from clients.environments import CLIENTS, Environments
-from stage6.conftest import SETTINGS, Live, serve
+from support.live_server import SETTINGS, Live, serve
 
 KEY = "a-key"
 

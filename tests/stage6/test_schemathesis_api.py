@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from stage6.conftest import SETTINGS, serve
+from support.live_server import SETTINGS, serve
 
 from stage6_api.server import Application
 

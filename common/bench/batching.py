@@ -11,7 +11,7 @@ Three experiments, stage 3 (static batches) against stage 4 (continuous) with th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,11 +21,10 @@ from rich.console import Console
 
 from common.bench.arrivals import Arrival
 from common.bench.batching_report import batching_report
-from common.bench.environment import environment
 from common.bench.harness import pick_stages, progress, run_stage
 from common.bench.job import Job
 from common.bench.record import Run
-from common.bench.report import print_report, save
+from common.bench.report import publish
 from common.bench.run_stage import collect, run_all
 from common.bench.token_budget import measure_budgets
 from common.bench.workloads import trace_hash
@@ -96,10 +95,7 @@ def run(
     base = Job("", model, dtype, num_requests=scale.requests, longest=scale.longest, kv_bytes=kv_bytes,
                max_num_seqs=min(max_num_seqs, scale.places), kernel=kernel)  # fmt: skip
     results: dict[str, Any] = {
-        "environment": environment(
-            **asdict(base) | {"stage": names, "dtype": str(compute).removeprefix("torch.")},
-            trace_hash=trace_hash(base.trace(config.vocab_size)),
-        ),
+        "environment": base.environment(compute, trace_hash(base.trace(config.vocab_size)), names),
         **_under_load(base, names, scale, console),
     }
     loaded = load_model(model, dtype=dtype)
@@ -111,9 +107,7 @@ def run(
         )
     results["budgets"] = {"prompt_tokens": scale.long_prompt, "by_budget": by_budget}
     report = batching_report(results, timelines)
-    print_report(report, console)
-    for path in save(report, out, "batching", json):
-        console.print(f"wrote {path}")
+    publish(report, console, out, "batching", json)
     return results
 
 

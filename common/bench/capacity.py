@@ -16,7 +16,7 @@ which nobody can know (`exact`; "Orca (Oracle)").  Paged stages do not look at t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from rich.console import Console
 
 from common.bench.block_picture import blocks_picture
 from common.bench.capacity_report import capacity_report
-from common.bench.environment import environment
 from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.job import Job, run_fresh, run_here
 from common.bench.metrics import summarise
 from common.bench.replay import Replay
-from common.bench.report import print_report, save
+from common.bench.report import publish
 from common.bench.run_stage import collect, run_all
 from common.bench.scripted import CountingExecutor, ShapeOnly
 from common.bench.workloads import trace_hash
@@ -103,19 +102,14 @@ def run(
     memory = {label: replace(counted, **what) for label, what in systems(names).items()}
     sweep = {size: replace(counted, **what) for size, what in block_sizes(names, scale).items()}
     results = {
-        "environment": environment(
-            **asdict(base) | {"stage": names, "dtype": str(compute).removeprefix("torch.")},
-            trace_hash=trace_hash(base.trace(config.vocab_size)),
-        ),
+        "environment": base.environment(compute, trace_hash(base.trace(config.vocab_size)), names),
         "memory": _count(memory, config, compute, console),
         "block_sizes": _count(sweep, config, compute, console),
         **_speed(base, names, scale, per_token, console),
     }
     paged = [name for name in names if name != "stage2_kvcache"]
     report = capacity_report(results, blocks_picture(paged[0], config, compute) if paged else None)
-    print_report(report, console)
-    for path in save(report, out, "capacity", json):
-        console.print(f"wrote {path}")
+    publish(report, console, out, "capacity", json)
     return results
 
 

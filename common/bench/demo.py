@@ -15,7 +15,7 @@ from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.metrics import summarise
 from common.bench.parting import find_partings
 from common.bench.record import Run
-from common.bench.report import human_bytes, print_report, save
+from common.bench.report import human_bytes, publish
 from common.config import EngineConfig
 from common.errors import InvalidValue
 from common.model.loader import load_model, load_tokenizer
@@ -91,9 +91,7 @@ def run(
         ],
     }  # fmt: skip
     report = demo_report(results, runs)
-    print_report(report, console)
-    for path in save(report, out, "demo", json):
-        console.print(f"wrote {path}")
+    publish(report, console, out, "demo", json)
     return results
 
 

@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from common.bench.arrivals import Arrival, arrival_times
 from common.bench.environment import environment, peak_memory_bytes
@@ -89,6 +92,17 @@ class Job:
             longest=self.longest,
         )
 
+    def environment(self, dtype: torch.dtype, digest: str, stages: Seq[str] | None = None) -> dict[str, Any]:
+        """Where and with what it is done: machine, software, and the job's own fields.
+
+        Args:
+            dtype: what `self.dtype` came to.
+            digest: hash of the trace.
+            stages: names, where the job stands for several.
+        """
+        found = {"dtype": str(dtype).removeprefix("torch."), "trace_hash": digest}
+        return environment(**asdict(self) | found | ({} if stages is None else {"stage": stages}))
+
 
 def run_here(job: Job, on_progress: OnProgress | None = None) -> dict[str, Any]:
     """Do a job in this process.
@@ -123,9 +137,7 @@ def run_here(job: Job, on_progress: OnProgress | None = None) -> dict[str, Any]:
     return {
         "figures": summarise(run) | {"peak_memory_bytes": peak_memory_bytes()},
         "trace_hash": digest,
-        "environment": environment(
-            **asdict(job) | {"dtype": str(model.dtype).removeprefix("torch."), "trace_hash": digest}
-        ),
+        "environment": job.environment(model.dtype, digest),
     }
 
 

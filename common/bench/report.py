@@ -67,6 +67,15 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)  # all numbers, for JSON
 
 
+def publish(
+    report: Report, console: Console, folder: str | Path, name: str, json_file: str | Path | None = None
+) -> None:
+    """Print the report, write its files (see `save`), and say where they are."""
+    print_report(report, console)
+    for path in save(report, folder, name, json_file):
+        console.print(f"wrote {path}")
+
+
 def save(report: Report, folder: str | Path, name: str, json_file: str | Path | None = None) -> list[Path]:
     """Write `name.html`, `name.md` with its pictures, and `name.json`; and the JSON to `json_file` too.
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from common.bench.bench_report import bench_report
 from common.bench.harness import new_console, pick_stages, progress
 from common.bench.job import Job, run_fresh
-from common.bench.report import print_report, save
+from common.bench.report import publish
 from common.errors import InvalidValue
 from common.model.loader import read_config, resolve
 
@@ -70,9 +70,7 @@ def bench(
     done = run_all({name: replace(job, stage=name) for name in names}, runs, console)
     results = collect(done)
     report = bench_report(results)
-    print_report(report, console)
-    for path in save(report, out, "bench", json):
-        console.print(f"wrote {path}")
+    publish(report, console, out, "bench", json)
     return results
 
 

@@ -21,10 +21,9 @@ from uuid import uuid4
 import torch
 
 from common.bench.arrivals import arrival_times
-from common.bench.environment import environment
 from common.bench.harness import new_console, pick_stages, progress
 from common.bench.job import Job
-from common.bench.report import print_report, save
+from common.bench.report import publish
 from common.bench.run_stage import rounds
 from common.bench.serve_agents import agent_figures, run_agents
 from common.bench.serve_client import Goal, Outcome, replay, serving_figures
@@ -109,12 +108,8 @@ def run(
                kv_bytes=kv_bytes, max_model_len=longest, max_num_seqs=min(max_num_seqs, scale.places),
                kernel=kernel)  # fmt: skip
     base.engine_config()  # refuse a wrong value before anything is started
-    trace = base.trace(config.vocab_size)
     results: dict[str, Any] = {
-        "environment": environment(
-            **asdict(base) | {"stage": names, "dtype": str(compute).removeprefix("torch.")},
-            trace_hash=trace_hash(trace),
-        ),
+        "environment": base.environment(compute, trace_hash(base.trace(config.vocab_size)), names),
         "goal": asdict(GOAL),
         "limit_s_per_token": LIMIT,
         "patience_s": scale.patience,
@@ -125,9 +120,7 @@ def run(
         measure = _Measure(scale, config.vocab_size, lambda what: bars.update(bar, advance=1, note=what))
         results |= measure.everything(base, names)
     report = serve_report(results)
-    print_report(report, console)
-    for path in save(report, out, "serve", json):
-        console.print(f"wrote {path}")
+    publish(report, console, out, "serve", json)
     return results
 
 

@@ -13,17 +13,16 @@ Stage 4 against stage 5, which differ in nothing but sharing:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from common.bench.environment import environment
 from common.bench.harness import new_console, pick_stages, progress
 from common.bench.job import Job, run_fresh, run_here
-from common.bench.report import print_report, save
+from common.bench.report import publish
 from common.bench.run_stage import collect, run_all
 from common.bench.sharing_beams import BeamScale, beam_savings, compare_ways
 from common.bench.sharing_counts import OnStep, chat_hits, sample_savings
@@ -109,10 +108,7 @@ def run(
     base = Job(names[-1], model, dtype, "agent", num_requests=scale.turns, longest=scale.longest,
                kv_bytes=kv_bytes, max_num_seqs=max_num_seqs, kernel=kernel)  # fmt: skip
     results: dict[str, Any] = {
-        "environment": environment(
-            **asdict(base) | {"stage": names, "dtype": str(compute).removeprefix("torch.")},
-            trace_hash=trace_hash(base.trace(config.vocab_size)),
-        ),
+        "environment": base.environment(compute, trace_hash(base.trace(config.vocab_size)), names),
         "agents": _agents(base, names, scale, console),
     }
     loaded = load_model(model, dtype=dtype)
@@ -121,9 +117,7 @@ def run(
         results |= _alone(base, names, scale, loaded, lambda what: bars.update(bar, advance=1, note=what))
     pictures = [draw(names[-1], config, compute) for draw in (tree_picture, copy_picture)]
     report = sharing_report(results, *pictures)
-    print_report(report, console)
-    for path in save(report, out, "sharing", json):
-        console.print(f"wrote {path}")
+    publish(report, console, out, "sharing", json)
     return results
 
 

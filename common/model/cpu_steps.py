@@ -9,23 +9,22 @@ definition, and serve all else (GPUs, float64, long prompts).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, float32, int64, njit, types, uint16, uint32
+from numba import float32, uint16, uint32
 from numba.extending import intrinsic, overload
 
-# How numba knows the elements of a tensor: it has no bfloat16, so those go by their bits.
-LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
+from common.compiled import LIKE, array_at, compiled
+
+DTYPES = (torch.float32, torch.bfloat16)
 # Above this many rows torch's operators have enough to do to be worth their cost, and use all cores.
 FEW_ROWS = 256
 
 
 def serves(x: torch.Tensor) -> bool:
     """Whether these kernels do better than torch on `[T, ...]`."""
-    return x.is_cpu and 0 < x.shape[0] <= FEW_ROWS and x.dtype in LIKE
+    return x.is_cpu and 0 < x.shape[0] <= FEW_ROWS and x.dtype in DTYPES
 
 
 def add_rms_norm(
@@ -66,29 +65,6 @@ def _address(tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous():
         raise ValueError(f"a tensor of shape {list(tensor.shape)} is strided, which these kernels cannot see")
     return tensor.data_ptr()
-
-
-def _compile(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile at the first call (about a second), kept on disk where there is somewhere to write."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return njit(function, cache=True, **options)
-        except RuntimeError:  # numba found no folder for its cache: compile in each process
-            return njit(function, **options)
-
-    return decorate
-
-
-@intrinsic
-def _at(typing_context, address, like):  # type: ignore[no-untyped-def]
-    """A pointer to elements like `like` from an address."""
-    pointer = types.CPointer(like)
-
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(args[0], context.get_value_type(pointer))
-
-    return pointer(int64, like), generate
 
 
 @intrinsic
@@ -135,12 +111,12 @@ def _rounded_for(value, like):  # type: ignore[no-untyped-def]
 
 
 # A sum that may be taken in any order can be vectorised; NaN and infinity keep their meaning.
-@_compile(fastmath={"reassoc"})
+@compiled(fastmath={"reassoc"})
 def _add_rms_norm(like, hidden_at, delta_at, weight_at, out_at, rows, width, eps):  # type: ignore[no-untyped-def]
-    hidden = carray(_at(hidden_at, like), (rows, width))
-    delta = carray(_at(delta_at, like), (rows, width))  # never read if delta_at is 0
-    weight = carray(_at(weight_at, like), (width,))
-    out = carray(_at(out_at, like), (rows, width))
+    hidden = array_at(hidden_at, (rows, width), like)
+    delta = array_at(delta_at, (rows, width), like)  # never read if delta_at is 0
+    weight = array_at(weight_at, (width,), like)
+    out = array_at(out_at, (rows, width), like)
     row = np.empty(width, np.float32)
     for t in range(rows):
         if delta_at != 0:
@@ -156,11 +132,11 @@ def _add_rms_norm(like, hidden_at, delta_at, weight_at, out_at, rows, width, eps
             out[t, i] = _rounded(normed * _wide(weight[i]), like)
 
 
-@_compile()
+@compiled()
 def _rotate(like, packed_at, cos_at, signed_sin_at, out_at, width, rows, heads, size):  # type: ignore[no-untyped-def]
-    packed = carray(_at(packed_at, like), (rows, width))
-    cos, signed_sin = carray(_at(cos_at, like), (rows, size)), carray(_at(signed_sin_at, like), (rows, size))
-    out = carray(_at(out_at, like), (rows, heads, size))
+    packed = array_at(packed_at, (rows, width), like)
+    cos, signed_sin = array_at(cos_at, (rows, size), like), array_at(signed_sin_at, (rows, size), like)
+    out = array_at(out_at, (rows, heads, size), like)
     half = size // 2
     for t in range(rows):
         cosines, sines = cos[t, half:], signed_sin[t, half:]

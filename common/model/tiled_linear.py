@@ -16,12 +16,13 @@ from __future__ import annotations
 from functools import cache
 
 import numba
-import numpy as np
 import torch
 from llvmlite import binding, ir
-from numba import njit, prange, types
+from numba import prange, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
+
+from common.compiled import LIKE, compiled, multiply_add, repeat, share_threads, splat
 
 LINE = 64  # bytes of a cache line and of a vector
 LANES = 16  # float32 sums in a vector
@@ -29,9 +30,6 @@ WORD = 4  # bytes of one row of x that a step takes
 
 SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
 INT = ir.IntType(64)
-
-LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-"""How numba knows the elements: it has no bfloat16, so those go by their bits."""
 
 # Rows and vectors of columns that a tile can have: as many sums as leave some of the 32 registers for operands.
 # Few rows are bound by memory, which one vector reads in one stream.
@@ -116,20 +114,7 @@ def _works(dtype: torch.dtype) -> bool:
         return False
 
 
-def share_threads() -> None:
-    """Let numba use as many threads as torch."""
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-
-
-def _compile(function):  # type: ignore[no-untyped-def]
-    """Compile at the first call, kept on disk where there is somewhere to write."""
-    try:
-        return njit(function, parallel=True, cache=True)
-    except RuntimeError:  # numba found no folder for its cache: compile in each process
-        return njit(function, parallel=True)
-
-
-@_compile
+@compiled(parallel=True)
 def _pack(words, packed):  # type: ignore[no-untyped-def]
     """Lay `[out, steps]` out as `[out / 16, steps, 16]`; torch's own copy takes ten times as long."""
     for vector in prange(len(packed)):
@@ -181,14 +166,13 @@ def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row):  #
         words_at = builder.add(x, builder.mul(i, INT(WORD)))
         following = []
         for r in range(rows):
-            word = _splat(
-                builder, builder.load(_at(builder, words_at, r, row_bytes, ir.IntType(32)), align=2)
-            )
+            word = builder.load(_at(builder, words_at, r, row_bytes, ir.IntType(32)), align=2)
+            words = splat(builder, word, WORDS)
             for line, total in zip(lines, sums[r * columns :], strict=False):
-                following.append(_multiply_add(builder, like, total, word, line))
+                following.append(_multiply_add(builder, like, total, words, line))
         return following
 
-    sums = _repeat(builder, steps, sums, step)
+    sums = repeat(builder, steps, sums, step)
     for r in range(rows):
         row = builder.add(out, builder.mul(INT(r), out_row))
         for c, total in enumerate(sums[r * columns : (r + 1) * columns]):
@@ -201,7 +185,7 @@ def _at(builder, base, n, size, kind):  # type: ignore[no-untyped-def]
     return builder.inttoptr(builder.add(base, builder.mul(INT(n), size)), kind.as_pointer())
 
 
-@_compile
+@compiled(parallel=True)
 def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  # type: ignore[no-untyped-def]
     """All tiles; arguments as in `TiledLinear.__call__`."""
     tile_bytes = out_row // across
@@ -213,39 +197,13 @@ def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  
             _tile(like, high, wide, columns, steps, x + first * steps * WORD, out_at, out_row)
 
 
-def _repeat(builder, count, values, step):  # type: ignore[no-untyped-def]
-    """Emit `for i in range(count): values = step(i, values)`; return the last values."""
-    before = builder.block
-    head, body, after = (builder.append_basic_block() for _ in range(3))
-    builder.branch(head)
-    builder.position_at_end(head)
-    i = builder.phi(count.type)
-    now = [builder.phi(value.type) for value in values]
-    builder.cbranch(builder.icmp_signed("<", i, count), body, after)
-    builder.position_at_end(body)
-    following = [builder.add(i, INT(1)), *step(i, list(now))]
-    for phi, start, other in zip([i, *now], [INT(0), *values], following, strict=True):
-        phi.add_incoming(start, before)
-        phi.add_incoming(other, body)
-    builder.branch(head)
-    builder.position_at_end(after)
-    return now
-
-
-def _splat(builder, word):  # type: ignore[no-untyped-def]
-    """The same 32 bits in all lanes."""
-    nothing = ir.Constant(WORDS, ir.Undefined)
-    first = builder.insert_element(nothing, word, ir.IntType(32)(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
-
-
 def _multiply_add(builder, like, sums, a, b):  # type: ignore[no-untyped-def]
     """Sums + a * b in each lane; of bfloat16, sums + a[0] * b[0] + a[1] * b[1]."""
     if like == types.uint16:
         name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(SUMS, [SUMS, WORDS, WORDS])
         return builder.call(get_or_insert_function(builder.module, kind, name), [sums, a, b])
     a, b = builder.bitcast(a, SUMS), builder.bitcast(b, SUMS)
-    return builder.fadd(builder.fmul(a, b, flags=["contract"]), sums, flags=["contract"])
+    return multiply_add(builder, a, b, sums)
 
 
 def _to_bfloat16(builder, sums):  # type: ignore[no-untyped-def]

@@ -17,17 +17,17 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 
-import numba
 import numpy as np
 import torch
 from numba.core import event
 
 from common.attention import attend
+from common.compiled import LIKE, share_threads
 from common.errors import InvalidValue
 from stage3_paged.kernels.checks import check_attention, check_block_size, check_store
 from stage3_paged.kernels.cpu_blocks import copy_blocks, store_few, store_many
 from stage3_paged.kernels.cpu_numba import attend_short
-from stage3_paged.kernels.cpu_vectors import AHEAD, LIKE
+from stage3_paged.kernels.cpu_vectors import AHEAD
 from stage3_paged.kernels.reference import log_sum_exp
 
 LONGEST_SHORT_QUERY = 16
@@ -270,13 +270,6 @@ def _layout(dtype: torch.dtype, shape: torch.Size) -> tuple[object, ...]:
 def _whole_rows(x: torch.Tensor) -> torch.Tensor:
     """`[T, H, D]` with each row in one piece; the rows may lie anywhere, as in a fused projection."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
-
-
-def share_threads() -> int:
-    """Let numba use as many threads as torch; where both load one OpenMP library, as on Linux, the same ones."""
-    num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    numba.set_num_threads(num_threads)
-    return num_threads
 
 
 class _Announcement(event.Listener):

@@ -7,27 +7,10 @@ Tensors come as addresses with a number of their type, `like`.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit, prange, types
-from numba.extending import intrinsic
+from numba import njit, prange
 
+from common.compiled import array_at
 from stage3_paged.kernels.cpu_vectors import AHEAD, widen
-
-
-@intrinsic
-def _pointer(_, address, like):
-    """A pointer to numbers of the type of `like`."""
-    pointer = types.CPointer(like)
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
-
-    return pointer(types.int64, like), generate
-
-
-@njit
-def array_at(address, shape, like):
-    """The array that lies there: handing over a tensor's address takes 0.1 us, making a numpy array of it 2."""
-    return carray(_pointer(address, like), shape)
 
 
 @njit

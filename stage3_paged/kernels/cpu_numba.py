@@ -16,8 +16,10 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
+from common import compiled
+from common.compiled import array_at
+from stage3_paged.kernels import cpu_blocks, cpu_vectors
 from stage3_paged.kernels.cpu_blocks import (
-    array_at,
     count_tokens,
     find_bad_block,
     list_runs,
@@ -31,7 +33,7 @@ PIECE = 512
 threads there are: so the same sums are made in the same order, and a neighbour changes no bit."""
 
 CODE = zlib.crc32(
-    b"".join(Path(__file__).with_name(f"cpu_{n}.py").read_bytes() for n in ("blocks", "vectors"))
+    b"".join(Path(str(module.__file__)).read_bytes() for module in (compiled, cpu_blocks, cpu_vectors))
 )
 """Fingerprint of what is compiled into `attend_short` from other files.  Numba's cache on disk notices changes
 of this file alone, and of the types of arguments: the type of one left out holds its default."""
@@ -81,7 +83,7 @@ def attend_short(  # noqa: PLR0913, PLR0917
         side: tuple as long as blocks are read side by side, at most AHEAD.
         lanes: tuple of n numbers for score tiles 2 ** n wide, a divisor of bs.
         value_lanes: the same for value tiles, whose width divides D.
-        like: a number of the type of q, see `cpu_vectors.LIKE`.
+        like: a number of the type of q, see `common.compiled.LIKE`.
         q_at: address of q, `[T, Hq, D]`.
         q_row: bytes from one token of q to the next.
         keys_at: address of K, `[N, Hkv, D, bs]`.

@@ -8,12 +8,13 @@ from __future__ import annotations
 from itertools import product as product_of
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function, unpack_tuple
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
+
+from common.compiled import multiply_add, repeat, splat
 
 CACHE_LINE = 64
 """Bytes; where lines are longer, some are asked for twice."""
@@ -36,7 +37,7 @@ def _tile_product(accumulate):
 
     and asks for the memory AHEAD blocks on at the pace at which it reads `x`.  Arguments:
 
-        like: a number of the type of x, see LIKE.
+        like: a number of the type of x, see `common.compiled.LIKE`.
         shape: tuples `(0,) * rows, (0,) * blocks, (0,) * log2(lanes)`.  A tuple's length is part of its type,
             so all are known when the code is made.  (The logarithm, because numba hands each number of a tuple
             to each thread, which for 64 of them took 10 us.)
@@ -66,12 +67,12 @@ def _tile_product(accumulate):
                 for b in range(blocks):
                     values = _load_vector(builder, x_at(b, i, 0), like, vector)  # [lanes]
                     for r in range(rows):
-                        weight = _splat(builder, builder.load(weight_at(b, r, i)), vector)
+                        weight = splat(builder, builder.load(weight_at(b, r, i)), vector)
                         place = (0 if accumulate else b, r)
-                        sums[place] = _multiply_add(builder, weight, values, sums[place])
+                        sums[place] = multiply_add(builder, weight, values, sums[place])
                 return list(sums.values())
 
-            for total, place in zip(_repeat(builder, arguments[4], sums, step), stored, strict=True):
+            for total, place in zip(repeat(builder, arguments[4], sums, step), stored, strict=True):
                 builder.store(total, place, align=align)
             return context.get_dummy_value()
 
@@ -109,27 +110,8 @@ def _blocks(context, builder, like, kind, operand, own):
     return pointer
 
 
-def _repeat(builder, n, values, step):
-    """Emit `for i in range(n): values = step(i, values)`; return the last values."""
-    before = builder.block
-    head, body, after = (builder.append_basic_block() for _ in range(3))
-    builder.branch(head)
-    builder.position_at_end(head)
-    i = builder.phi(n.type)
-    now = [builder.phi(value.type) for value in values]
-    builder.cbranch(builder.icmp_signed("<", i, n), body, after)
-    builder.position_at_end(body)
-    following = [builder.add(i, n.type(1)), *step(i, now)]
-    for phi, start, other in zip([i, *now], [n.type(0), *values], following, strict=True):
-        phi.add_incoming(start, before)
-        phi.add_incoming(other, body)
-    builder.branch(head)
-    builder.position_at_end(after)
-    return now
-
-
 def _load_vector(builder, pointer, dtype, vector):
-    """Load a vector and widen it; see LIKE."""
+    """Load a vector and widen it."""
     lanes = vector.count
     if dtype in (types.float32, types.float64):
         return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=dtype.bitwidth // 8)
@@ -139,20 +121,6 @@ def _load_vector(builder, pointer, dtype, vector):
     short, word = (ir.VectorType(ir.IntType(bits), lanes) for bits in (16, 32))
     bits = builder.zext(builder.load(builder.bitcast(pointer, short.as_pointer()), align=2), word)
     return builder.bitcast(builder.shl(bits, ir.Constant(word, [16] * lanes)), vector)
-
-
-def _splat(builder, scalar, vector):
-    """The same number in all lanes."""
-    word, nothing = ir.IntType(32), ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(nothing, scalar, word(0))
-    return builder.shuffle_vector(
-        first, nothing, ir.Constant(ir.VectorType(word, vector.count), [0] * vector.count)
-    )
-
-
-def _multiply_add(builder, a, b, c):
-    """Product and sum, as one instruction where the machine has it."""
-    return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
 
 
 def _prefetch(builder, pointer):
@@ -166,16 +134,6 @@ def _prefetch(builder, pointer):
 
 tile_product = _tile_product(accumulate=False)
 add_tile_product = _tile_product(accumulate=True)
-
-
-LIKE = {
-    torch.bfloat16: np.uint16(0),
-    torch.float16: np.int16(0),
-    torch.float32: np.float32(0),
-    torch.float64: np.float64(0),
-}
-"""A number of the type that the compiled code is to see.  Numba knows no 16-bit floats: `uint16` stands for
-bfloat16, which is the upper half of a float32's bits, and `int16` for float16."""
 
 
 def room(n, like):

@@ -215,8 +215,8 @@ def _ways(matrices: list[torch.Tensor], rows: int) -> dict[str, Callable[[], Non
             F.linear(inputs[matrix.shape[1]], matrix)
 
     ways = {"plain": plain}
-    if all(can_tile(matrix) for matrix in matrices):
-        tiled = [TiledLinear(matrix) for matrix in matrices]
+    if all(can_tile([matrix], matrix.dtype) for matrix in matrices):
+        tiled = [TiledLinear([matrix], None, matrix.dtype) for matrix in matrices]
 
         def in_tiles() -> None:
             for layer, matrix in zip(tiled, matrices, strict=True):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from common.batch import ForwardBatch
 from common.errors import ModelError
 from common.model.config import ModelConfig
-from common.model.layers import Layer, add_rms_norm
+from common.model.layers import Layer, Take, add_rms_norm
 from common.model.linear import Linear, PlainLinear, make_linear
 from common.model.rope import cos_and_signed_sin
 from common.protocol import KVBackend
@@ -61,20 +61,17 @@ class Decoder:
         """
         device = torch.device(device)
 
-        def stored(name: str, *shape: int) -> torch.Tensor:
-            return _checked(name, get(name).detach(), shape)
-
         def take(name: str, *shape: int) -> torch.Tensor:
-            return stored(name, *shape).to(device=device, dtype=dtype)
+            return _checked(name, get(name).detach(), shape).to(device)
 
-        embedding, head = _load_ends(config, stored, dtype, device)
+        embedding, head = _load_ends(config, take, dtype)
         return cls(
             config=config,
             dtype=dtype,
             device=device,
             embedding=embedding,
-            layers=[Layer.load(config, index, take) for index in range(config.num_layers)],
-            norm=take("model.norm.weight", config.hidden_size).clone(),
+            layers=[Layer.load(config, index, take, dtype) for index in range(config.num_layers)],
+            norm=take("model.norm.weight", config.hidden_size).to(dtype, copy=True),
             head=head,
             inv_freq=torch.tensor(config.rope_inv_freq, dtype=torch.float32, device=device),
         )
@@ -109,9 +106,7 @@ def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.T
     return tensor
 
 
-def _load_ends(
-    config: ModelConfig, stored: Callable[..., torch.Tensor], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, Linear]:
+def _load_ends(config: ModelConfig, take: Take, dtype: torch.dtype) -> tuple[torch.Tensor, Linear]:
     """The embedding table `[V, H]` and the head.
 
     A stored table of a narrower dtype stays as it is (it may be a mapped file): widening a looked-up row is
@@ -119,13 +114,13 @@ def _load_ends(
     """
     shape = config.vocab_size, config.hidden_size
     if not config.tie_word_embeddings:
-        head = make_linear(stored("lm_head.weight", *shape).to(device=device, dtype=dtype))
-        embedding = stored("model.embed_tokens.weight", *shape)
+        head = make_linear([take("lm_head.weight", *shape)], None, dtype)
+        embedding = take("model.embed_tokens.weight", *shape)
     else:
-        embedding = stored("model.embed_tokens.weight", *shape)
-        head = make_linear(embedding.to(device=device, dtype=dtype))
+        embedding = take("model.embed_tokens.weight", *shape)
+        head = make_linear([embedding], None, dtype)
         if isinstance(head, PlainLinear):
             return head.weight, head  # tied in memory as well
     if embedding.element_size() > dtype.itemsize:
         embedding = embedding.to(dtype)
-    return embedding.to(device), head
+    return embedding, head

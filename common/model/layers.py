@@ -20,7 +20,7 @@ from common.model.rope import rotate
 from common.protocol import KVBackend
 
 Take = Callable[..., torch.Tensor]
-"""`take(name, *shape)` is the checkpoint's tensor of that name, its shape checked, in the model's dtype."""
+"""`take(name, *shape)` is the checkpoint's tensor of that name, its shape checked, in the dtype it is stored in."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Layer:
     down: Linear  # [T, I] -> [T, H]
 
     @classmethod
-    def load(cls, config: ModelConfig, index: int, take: Take) -> Layer:
+    def load(cls, config: ModelConfig, index: int, take: Take, dtype: torch.dtype) -> Layer:
         """Take the block's tensors one after the other; Q, K, V become one matrix, gate and up another."""
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -85,24 +85,25 @@ class Layer:
         def linear(parts: dict[str, int], width: int, has_bias: bool) -> Linear:
             weights = [take(f"{prefix}{name}.weight", rows, width) for name, rows in parts.items()]
             biases = [take(f"{prefix}{name}.bias", rows) for name, rows in parts.items() if has_bias]
-            weight = weights[0] if len(weights) == 1 else torch.cat(weights)  # [sum of rows, width]
-            del weights  # before packing makes its own copy
-            return make_linear(weight, torch.cat(biases) if biases else None)
+            return make_linear(weights, torch.cat(biases).to(dtype) if biases else None, dtype)
+
+        def norm(name: str, size: int) -> torch.Tensor:
+            return take(f"{prefix}{name}.weight", size).to(dtype, copy=True)
 
         attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
         qk_norm = None
         if config.qk_norm:
-            q_norm = take(f"{prefix}self_attn.q_norm.weight", head_dim).expand(config.num_heads, -1)
-            k_norm = take(f"{prefix}self_attn.k_norm.weight", head_dim).expand(config.num_kv_heads, -1)
+            q_norm = norm("self_attn.q_norm", head_dim).expand(config.num_heads, -1)
+            k_norm = norm("self_attn.k_norm", head_dim).expand(config.num_kv_heads, -1)
             qk_norm = torch.cat((q_norm, k_norm))  # [Hq + Hkv, D]
         return cls(
             index=index,
             config=config,
-            attention_norm=take(f"{prefix}input_layernorm.weight", hidden).clone(),
+            attention_norm=norm("input_layernorm", hidden),
             qkv=linear(attention, hidden, config.qkv_bias),
             qk_norm=qk_norm,
             output=linear({"self_attn.o_proj": hidden}, q_size, config.output_bias),
-            mlp_norm=take(f"{prefix}post_attention_layernorm.weight", hidden).clone(),
+            mlp_norm=norm("post_attention_layernorm", hidden),
             gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
             down=linear({"mlp.down_proj": hidden}, inner, config.mlp_bias),
         )

@@ -3,7 +3,7 @@
 At a few rows a linear layer is nothing but reading its weight, and a row-major weight is read below the speed
 of memory.  So it is laid out anew once, at load.  Three ways, the first that can be had:
 
-* tiled: our own loop for bfloat16 on CPUs with 512-bit vectors, see `tiled_linear.py`;
+* tiled: our own loop on CPUs with 512-bit vectors, see `tiled_linear.py`;
 * packed: the blocked layout of oneDNN, the CPU library under torch, 1.3 to 2.5 times faster than the plain way
   at 1 to 16 rows on the CPUs tried.  Its operators are the private ones that torch.compile emits for a frozen
   model;
@@ -12,7 +12,7 @@ of memory.  So it is laid out anew once, at load.  Three ways, the first that ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -30,16 +30,19 @@ LAYOUT_ROWS = 64
 MIN_ROWS = 4
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The fastest linear layer there is for this weight's device and dtype.
+def make_linear(parts: Sequence[torch.Tensor], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+    """The fastest linear layer there is for this device and dtype.
 
     Args:
-        weight: `[out, in]`.  The plain kind keeps it, the others copy it.
-        bias: `[out]` or None.
+        parts: the weight `[out, in]`, of any float dtype, or several of some rows each that make one layer.  The
+            plain kind may keep a single one, all else is copied.
+        bias: `[out]` or None, of `dtype`.
+        dtype: to compute in.
     """
-    if can_tile(weight):
-        return TiledLinear(weight, bias)
-    if weight.device.type == "cpu" and can_pack(weight.dtype):
+    if can_tile(parts, dtype):
+        return TiledLinear(parts, bias, dtype)
+    weight = (parts[0] if len(parts) == 1 else torch.cat(list(parts))).to(dtype)  # [out, in]
+    if weight.device.type == "cpu" and can_pack(dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
 
@@ -69,11 +72,18 @@ class PackedLinear:
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty(0, self.packed.shape[0])
-        if rows == 1:
-            return self(x.expand(MIN_ROWS, -1))[:1]  # [1, out]
-        if rows < MIN_ROWS:
-            return self(F.pad(x, (0, 0, 0, MIN_ROWS - rows)))[:rows]  # [T, out]
-        return self.linear(x, self.packed, self.bias, "none", [], "")  # [T, out]
+        if more := -rows % row_step(rows):
+            x = F.pad(x, (0, 0, 0, more))  # [T + more, in]
+        return self.linear(x, self.packed, self.bias, "none", [], "")[:rows]  # [T, out]
+
+
+def row_step(rows: int) -> int:
+    """Rows are made up to a multiple of this, which adds an eighth at most beyond 32.
+
+    oneDNN makes code for every number of rows that it meets and keeps it, 0.1 to 0.3 MiB for each layer's shape: a
+    server that met them all would grow by hundreds of MiB.
+    """
+    return max(MIN_ROWS, 1 << max(0, rows.bit_length() - 4))
 
 
 @cache

@@ -14,7 +14,7 @@ from common.errors import ModelError
 from common.model.config import ModelConfig
 from common.model.decoder import Decoder
 from common.model.layers import rms_norm
-from common.model.linear import PackedLinear, PlainLinear, can_pack
+from common.model.linear import PackedLinear, PlainLinear, can_pack, row_step
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,13 @@ def test_packed_linear_is_linear(rows, dtype):
         assert layer(x).shape == (rows, 40)
         assert torch.allclose(layer(x).double(), exact, atol=tolerance)
     assert torch.allclose(PackedLinear(weight, bias)(x).double(), exact + bias.double(), atol=tolerance)
+
+
+def test_packed_linear_meets_few_numbers_of_rows():
+    """Code that oneDNN keeps for each: no more than a hundred up to 8,192, and at most an eighth of work is added."""
+    met = {rows: rows + -rows % row_step(rows) for rows in range(1, 8193)}
+    assert len(set(met.values())) < 100
+    assert all(made <= max(32, rows * 9 / 8) for rows, made in met.items())
 
 
 def test_can_pack_says_no_without_the_operators(monkeypatch):

@@ -13,8 +13,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def need(dtype: torch.dtype) -> None:
-    """Skip where the processor has no such vectors; the loops can do float32 too, wherever they can do bfloat16."""
-    if not instructions():
+    """Skip where the processor has no such vectors, or a better way."""
+    if dtype not in instructions():
         pytest.skip(f"tiles of {dtype} are not for this processor")
 
 
@@ -24,7 +24,7 @@ def test_any_number_of_rows(dtype, out):
     """From none to several tiles with a rest, with and without bias."""
     need(dtype)
     weight, bias = torch.randn(out, 36, dtype=dtype), torch.randn(out, dtype=dtype)
-    plain, biased = TiledLinear(weight), TiledLinear(weight, bias)
+    plain, biased = TiledLinear([weight], None, dtype), TiledLinear([weight], bias, dtype)
     for rows in [*range(27), 64, 130]:
         x = torch.randn(rows, 36, dtype=dtype)
         exact = x.double() @ weight.double().T  # [rows, out]
@@ -38,7 +38,7 @@ def test_any_number_of_rows(dtype, out):
 def test_a_row_does_not_depend_on_its_neighbours(dtype):
     """Bit for bit, at every height of a tile: what an engine promises of its answers."""
     need(dtype)
-    layer, x = TiledLinear(torch.randn(96, 64, dtype=dtype)), torch.randn(40, 64, dtype=dtype)
+    layer, x = TiledLinear([torch.randn(96, 64)], None, dtype), torch.randn(40, 64, dtype=dtype)
     alone = torch.cat([layer(row) for row in x.split(1)])
     for rows in range(1, 41):
         assert torch.equal(layer(x[:rows]), alone[:rows])
@@ -48,7 +48,7 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype):
 def test_rows_may_be_strided(dtype):
     """As the slices of a fused projection are."""
     need(dtype)
-    layer, wide = TiledLinear(torch.randn(48, 24, dtype=dtype)), torch.randn(5, 48, dtype=dtype)
+    layer, wide = TiledLinear([torch.randn(48, 24)], None, dtype), torch.randn(5, 48, dtype=dtype)
     assert torch.equal(layer(wide[:, ::2]), layer(wide[:, ::2].contiguous()))
 
 
@@ -61,7 +61,7 @@ def test_sums_are_rounded_to_the_nearest_and_nothing_is_hidden(dtype):
     x = torch.zeros(4, 32, dtype=dtype)
     x[0, 0], x[0, 1], x[0, 2] = 1.0, 2.0**-8, 2.0**-9  # in bfloat16 1 + 2 ** -8 lies half way, and goes down
     x[1, 0], x[2, 0], x[3, 0] = torch.inf, -torch.inf, torch.nan
-    got = TiledLinear(weight)(x)
+    got = TiledLinear([weight], None, dtype)(x)
     assert torch.equal(
         got[0, 0].double(), torch.tensor(1.0 + 2.0**-8, dtype=torch.float64).to(dtype).double()
     )
@@ -81,19 +81,38 @@ def test_tiles_cover_every_row_and_column():
             assert across * wide == vectors
 
 
-def test_what_cannot_be_tiled_is_left_to_others(monkeypatch):
-    """Odd widths, few columns, float64, other processors."""
-    assert not can_tile(torch.randn(20, 32))
-    assert not can_tile(torch.randn(16, 7).bfloat16())
-    assert not can_tile(torch.randn(16, 32, dtype=torch.float64))
-    assert isinstance(make_linear(torch.randn(16, 32, dtype=torch.float64)), PlainLinear)
-    for features in ({}, {"avx512f": True}, {"avx512f": True, "avx512bf16": True, "amx-bf16": True}):
-        monkeypatch.setattr(tiled_linear.binding, "get_host_cpu_features", lambda has=features: has)
-        monkeypatch.setattr(tiled_linear, "_works", lambda dtype: True)
-        assert instructions.__wrapped__() == set()
-    both = {"avx512f": True, "avx512bf16": True}
-    monkeypatch.setattr(tiled_linear.binding, "get_host_cpu_features", lambda: both)
-    assert instructions.__wrapped__() == {torch.bfloat16}
+def test_a_weight_is_cast_slab_by_slab(monkeypatch):
+    """The same layer from a stored bfloat16 or float32 weight, whole or in parts, over several slabs and a rest."""
+    need(torch.float32)
+    monkeypatch.setattr(tiled_linear, "SLAB", 32)
+    stored, x = torch.randn(80, 24, dtype=torch.bfloat16), torch.randn(3, 24)
+    wide = TiledLinear([stored.float()], None, torch.float32)
+    for parts in ([stored], stored.split([16, 64]), stored.split([40, 10, 30])):
+        assert torch.equal(TiledLinear(parts, None, torch.float32)(x), wide(x))
+    assert torch.allclose(wide(x), x @ stored.float().T, atol=1e-5)
+
+
+def test_what_cannot_be_tiled_is_left_to_others():
+    """Odd widths, few columns, float64."""
+    for shape, dtype in [((20, 32), torch.float32), ((16, 7), torch.bfloat16), ((16, 32), torch.float64)]:
+        assert not can_tile([torch.randn(shape)], dtype)
+    assert isinstance(make_linear([torch.randn(16, 32)], None, torch.float64), PlainLinear)
+
+
+@pytest.mark.parametrize(
+    ("features", "dtypes"),
+    [
+        (set(), set()),
+        ({"avx512f"}, {torch.float32}),
+        ({"avx512f", "avx512bf16"}, {torch.float32, torch.bfloat16}),
+        ({"avx512f", "avx512bf16", "amx-bf16"}, {torch.float32}),
+    ],
+)
+def test_which_dtypes_a_processor_has_vectors_for(monkeypatch, features, dtypes):
+    """Other processors, and those whose matrix units do better, are left to oneDNN."""
+    monkeypatch.setattr(tiled_linear.binding, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
+    monkeypatch.setattr(tiled_linear, "_works", lambda dtype: True)
+    assert instructions.__wrapped__() == dtypes
 
 
 def test_a_compiler_that_cannot_is_no_failure(monkeypatch):

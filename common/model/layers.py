@@ -61,6 +61,14 @@ def add_rms_norm(
     return rms_norm(hidden, weight, eps)
 
 
+def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
+    """The SiLU of each gate times its value: `[T, 2 * I]`, gates first, contiguous -> `[T, I]`, new memory."""
+    if cpu_steps.serves(gate_up):
+        return cpu_steps.silu_product(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)  # [T, I] each
+    return F.silu(gate).mul_(up)
+
+
 @dataclass
 class Layer:
     """The weights of one block and its forward."""
@@ -151,5 +159,4 @@ class Layer:
             `[T, H]`, what the MLP found, not yet added: the next norm does that in the same pass.
         """
         normed = add_rms_norm(hidden, self.output(attended), self.mlp_norm, self.config.rms_norm_eps)
-        gate, up = self.gate_up(normed).chunk(2, dim=-1)  # [T, I] each
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(silu_product(self.gate_up(normed)))

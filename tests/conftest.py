@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partialmethod
 
 import pytest
+from support.browser import browser  # noqa: F401 - a fixture
 
 from common.config import EngineConfig
 from common.stages import STAGES, find_stage

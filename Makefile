@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+COURSE := $(VENV)/.course
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-fast test-clients bench lint format clean
+.PHONY: help install demo serve test test-fast test-clients bench report notebooks notebooks-build lint format clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## create .venv and install sixstage into it
 
@@ -19,6 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing sixstage into $(VENV) (PyTorch is most of it: a minute or two)"
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+
+$(COURSE): $(STAMP)
+	@echo "installing JupyterLab into $(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,course]'
+	$(BIN)/jupyter labextension disable --level=sys_prefix '@jupyterlab/apputils-extension:announcements'
+	@touch $(COURSE)
 
 demo: $(STAMP)  ## run the same real chats through every stage; writes reports/demo.html
 	$(BIN)/sixstage demo
@@ -32,11 +39,20 @@ test-fast: $(STAMP)  ## run the tests that take seconds
 test-clients: $(STAMP)  ## install well-known OpenAI clients, each by itself, and run them against the server
 	$(BIN)/python -m pytest -m clients tests/clients
 
+notebooks: $(COURSE)  ## open the workshops in JupyterLab
+	$(BIN)/jupyter lab --allow-root --LabApp.default_url=/lab/tree/stage1_naive/workshop.ipynb
+
+notebooks-build: $(STAMP)  ## make the workshops' notebooks from their sources, outputs included
+	$(BIN)/sixstage notebooks
+
 serve: $(STAMP)  ## serve the default model under the OpenAI API, on http://127.0.0.1:8000/v1
 	$(BIN)/sixstage serve
 
 bench: $(STAMP)  ## compare the stages side by side, a fresh process each; writes reports/bench.html
 	$(BIN)/sixstage bench
+
+report: $(STAMP)  ## make one page of what demo and bench have written; writes reports/index.html
+	$(BIN)/sixstage report reports/*.json -o reports/index.html
 
 lint: $(STAMP)  ## ruff, formatting and types, as CI checks them
 	$(BIN)/ruff check

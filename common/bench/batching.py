@@ -25,6 +25,7 @@ from common.bench.harness import pick_stages, progress, run_stage
 from common.bench.job import Job
 from common.bench.record import Run
 from common.bench.report import publish
+from common.bench.report_events import events
 from common.bench.run_stage import collect, run_all
 from common.bench.token_budget import measure_budgets
 from common.bench.workloads import trace_hash
@@ -101,6 +102,7 @@ def run(
     loaded = load_model(model, dtype=dtype)
     timelines = {name: record_timeline(name, loaded, kernel) for name in names if name != "stage1_naive"}
     results["timeline"] = {name: timeline_figures(recorded) for name, recorded in timelines.items()}
+    results["events"] = {name: events(recorded) for name, recorded in timelines.items()}
     with progress(console) as bars:
         by_budget = measure_budgets(
             names[-1], loaded, kernel, scale.budgets, scale.long_prompt, scale.runs, bars

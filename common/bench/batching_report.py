@@ -8,6 +8,7 @@ from typing import Any
 from common.bench.environment import describe
 from common.bench.record import Run
 from common.bench.report import Picture, Report, Section, Table, human_bytes
+from common.bench.report_multiples import Group, multiples
 from common.course.pictures import budget_curve, slot_timeline
 
 AT_ONCE = (
@@ -39,9 +40,14 @@ LOSES = (
 NAMES = {"at_once": "All at once", "poisson": "Poisson arrivals", "burst": "Bursts of eight"}
 
 
-def batching_report(results: Mapping[str, Any], timelines: Mapping[str, Run]) -> Report:
-    """Put what `common.bench.batching.run` returns, and the recorded timelines, into a report."""
-    env = results["environment"]
+def batching_report(results: Mapping[str, Any], timelines: Mapping[str, Run] | None = None) -> Report:
+    """Put what `common.bench.batching.run` returns into a report.
+
+    Args:
+        results: a file's may lack `events`, and have nothing to step through.
+        timelines: stage -> its record, for the pictures beside the Markdown; the page draws `events`.
+    """
+    env, timelines = results["environment"], timelines or {}
     sections = [Section(NAMES["at_once"], (AT_ONCE,), _speed(results["at_once"]["stages"]))]
     for kind in ("poisson", "burst"):
         text = ARRIVING.format(
@@ -50,9 +56,10 @@ def batching_report(results: Mapping[str, Any], timelines: Mapping[str, Run]) ->
             load="four fifths",
         )
         sections.append(Section(NAMES[kind], (text,), _waiting(results[kind]["stages"])))
-    until = max(len(run.steps) for run in timelines.values())
+    until = max((len(run.steps) for run in timelines.values()), default=0)
     pictures = [_timeline(name, run, results["timeline"][name], until) for name, run in timelines.items()]
-    sections.append(Section("Who sits where", (TIMELINE,), _order(results["timeline"]), pictures))
+    steps = results.get("events", {})
+    sections.append(Section("Who sits where", (TIMELINE,), _order(results["timeline"]), pictures, steps))
     budgets = results["budgets"]
     text = BUDGET.format(prompt=budgets["prompt_tokens"])
     sections.append(
@@ -64,7 +71,17 @@ def batching_report(results: Mapping[str, Any], timelines: Mapping[str, Run]) ->
         f"{human_bytes(env['kv_bytes'])} of KV memory, {env['model']}, {env['dtype']}. {describe(env)}. "
         f"Trace sha256 {env['trace_hash'][:16]}."
     )
-    return Report("The batch, decided anew at every step", _lead(results), sections, footer, dict(results))
+    overview = [_overview(kind, results) for kind in NAMES]
+    title = "The batch, decided anew at every step"
+    return Report(title, _lead(results), sections, footer, dict(results), overview)
+
+
+def _overview(kind: str, results: Mapping[str, Any]) -> Group:
+    """Without stage 1, which serves fewer and shorter requests."""
+    stages = {name: stage for name, stage in results[kind]["stages"].items() if name != "stage1_naive"}
+    env = results["environment"] if kind == "at_once" else results[kind]["environment"]
+    about = f"{env['num_requests']} requests of workload '{env['workload']}', at most {env['max_num_seqs']} at once."
+    return multiples(NAMES[kind], about, stages)
 
 
 def _lead(results: Mapping[str, Any]) -> str:
@@ -145,7 +162,7 @@ def _timeline(name: str, run: Run, figures: Mapping[str, Any], until: int) -> Pi
         f"{name}: three places over {figures['forwards']} forwards, {figures['idle_slot_steps']} of them idle; "
         f"requests end in the order {' '.join(figures['finish_order'])}"
     )
-    return Picture(f"timeline-{name}", slot_timeline(run, name, until), words)
+    return Picture(f"timeline-{name}", slot_timeline(run, name, until), words, on_page=False)
 
 
 def _budgets(by_budget: Mapping[str, Any]) -> Table:

@@ -8,6 +8,7 @@ from typing import Any
 from common.bench.demo_report import memory_table, speed_picture
 from common.bench.environment import describe
 from common.bench.report import Report, Section, Table, human_bytes
+from common.bench.report_multiples import multiples
 
 SPEED = (
     "Medians over runs, each in a fresh process; range is the slowest and the fastest run. Output "
@@ -17,6 +18,7 @@ WAITING = (
     "TTFT is the time from a request's arrival (all at the start) to its first token; TPOT the time per "
     "further token of its answer."
 )
+STEPS = "The table has medians; what is stepped through is the first run of each stage, from its beginning."
 MEMORY = (
     "Reserved is memory that nobody else can use; live is memory that holds a token of an unfinished request."
 )
@@ -25,12 +27,13 @@ MEMORY = (
 def bench_report(results: Mapping[str, Any]) -> Report:
     """Put what `common.bench.run_stage.collect` returns into a report."""
     stages, env = results["stages"], results["environment"]
+    steps = results.get("events", {})  # an older file has none
     medians = {name: stage["median"] for name, stage in stages.items()}
     spread = {name: (s["min"]["output_tok_s"], s["max"]["output_tok_s"]) for name, s in stages.items()}
     sections = [
         Section("Speed", (SPEED,), _speed(stages), (speed_picture(medians, spread),)),
         Section("Waiting", (WAITING,), _waiting(medians)),
-        Section("Work and places", (), _work(medians)),
+        Section("Work and places", (STEPS,) if steps else (), _work(medians), runs=steps),
         Section("KV memory", (MEMORY,), memory_table(medians)),
     ]
     count = len(next(iter(stages.values()))["runs"])
@@ -44,7 +47,9 @@ def bench_report(results: Mapping[str, Any]) -> Report:
         f"kernel {env['kernel']}. "
         f"{describe(env)}. Trace sha256 {results['trace_hash'][:16]}."
     )
-    return Report("Stages side by side", lead, sections, footer, dict(results))
+    about = f"{env['num_requests']} requests, {human_bytes(env['kv_bytes'])} of KV memory, {env['dtype']}."
+    overview = (multiples(f"Workload {env['workload']}", about, stages),)
+    return Report("Stages side by side", lead, sections, footer, dict(results), overview)
 
 
 def _speed(stages: Mapping[str, Any]) -> Table:

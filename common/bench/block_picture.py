@@ -56,9 +56,8 @@ def stop_in_the_middle(stage: str, config: ModelConfig, dtype: torch.dtype) -> T
     )
 
 
-def blocks_picture(stage: str, config: ModelConfig, dtype: torch.dtype) -> Picture:
+def blocks_picture(stage: str, found: Tables) -> Picture:
     """The tables and the pool of `stage`, with their text equivalent."""
-    found = stop_in_the_middle(stage, config, dtype)
     words = "; ".join(
         f"{name} holds {found.lengths[name]} tokens in blocks {', '.join(map(str, table))}"
         for name, table in found.tables.items()

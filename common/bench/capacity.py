@@ -16,14 +16,14 @@ which nobody can know (`exact`; "Orca (Oracle)").  Paged stages do not look at t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from common.bench.block_picture import blocks_picture
+from common.bench.block_picture import stop_in_the_middle
 from common.bench.capacity_report import capacity_report
 from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.job import Job, run_fresh, run_here
@@ -106,11 +106,19 @@ def run(
         "memory": _count(memory, config, compute, console),
         "block_sizes": _count(sweep, config, compute, console),
         **_speed(base, names, scale, per_token, console),
+        "blocks": _blocks(names, config, compute),
     }
-    paged = [name for name in names if name != "stage2_kvcache"]
-    report = capacity_report(results, blocks_picture(paged[0], config, compute) if paged else None)
+    report = capacity_report(results)
     publish(report, console, out, "capacity", json)
     return results
+
+
+def _blocks(names: Iterable[str], config: ModelConfig, dtype: torch.dtype) -> dict[str, Any] | None:
+    """Block tables of the first paged stage at one moment; None where there is no such stage."""
+    for name in names:
+        if name != "stage2_kvcache":
+            return {"stage": name, "tables": asdict(stop_in_the_middle(name, config, dtype))}
+    return None
 
 
 def systems(stages: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from common.bench.block_picture import Tables, blocks_picture
 from common.bench.environment import describe
 from common.bench.memory import Split
 from common.bench.report import Picture, Report, Section, Table, human_bytes
+from common.bench.report_multiples import multiples
 from common.course.pictures import memory_bars
 
 MEMORY = (
@@ -42,15 +44,16 @@ LOSES = (
 )
 
 
-def capacity_report(results: Mapping[str, Any], blocks: Picture | None = None) -> Report:
-    """Put what `common.bench.capacity.run` returns, and a picture of block tables, into a report."""
+def capacity_report(results: Mapping[str, Any]) -> Report:
+    """Put what `common.bench.capacity.run` returns into a report; a file's may lack `blocks`."""
     env, memory = results["environment"], results["memory"]
     sections = [
         Section("What the memory holds", (MEMORY,), split_table(memory), (split_picture(memory),)),
         Section("How many requests fit", (FITS,), _residents(memory)),
     ]
-    if blocks is not None:
-        sections.append(Section("Where the blocks lie", (BLOCKS,), pictures=(blocks,)))
+    if results.get("blocks"):
+        stage, tables = results["blocks"]["stage"], Tables(**results["blocks"]["tables"])
+        sections.append(Section("Where the blocks lie", (BLOCKS,), pictures=(blocks_picture(stage, tables),)))
     if results["block_sizes"]:
         sections.append(Section("Block size", (SWEEP,), _sweep(results)))
     ran = results["speed"]["environment"]
@@ -68,9 +71,10 @@ def capacity_report(results: Mapping[str, Any], blocks: Picture | None = None) -
         f"{env['max_model_len']}, "
         f"{env['model']}, {env['dtype']}. {describe(env)}. Trace sha256 {env['trace_hash'][:16]}."
     )
-    return Report(
-        "How many requests fit into the same memory", _lead(memory), sections, footer, dict(results)
-    )
+    about = f"{ran['num_requests']} requests, as many as the memory holds at once."
+    overview = (multiples("Little memory", about, results["speed"]["stages"]),)
+    title = "How many requests fit into the same memory"
+    return Report(title, _lead(memory), sections, footer, dict(results), overview)
 
 
 def split_table(memory: Mapping[str, Any]) -> Table:

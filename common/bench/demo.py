@@ -16,6 +16,7 @@ from common.bench.metrics import summarise
 from common.bench.parting import find_partings
 from common.bench.record import Run
 from common.bench.report import human_bytes, publish
+from common.bench.report_events import events
 from common.config import EngineConfig
 from common.errors import InvalidValue
 from common.model.loader import load_model, load_tokenizer
@@ -58,7 +59,7 @@ def run(
         out: folder for `demo.html`, `demo.md` and `demo.json`.
 
     Returns:
-        What the JSON holds: environment, figures per stage, answers, whether they are identical, partings.
+        What the JSON holds: environment, figures and events per stage, answers, whether they are identical, partings.
 
     Raises:
         SixstageError: a value or the model cannot be used, a file cannot be written.
@@ -83,6 +84,7 @@ def run(
             max_num_seqs=max_num_seqs, max_tokens=max_tokens, peak_memory_bytes=peak_memory_bytes(),
         ),
         "stages": {name: summarise(recorded) for name, recorded in runs.items()},
+        "events": {name: events(recorded) for name, recorded in runs.items()},
         "identical": not partings,
         "partings": partings,
         "chats": [

@@ -8,6 +8,7 @@ from typing import Any
 from common.bench.environment import describe
 from common.bench.record import Run
 from common.bench.report import Picture, Report, Section, Table, human_bytes
+from common.bench.report_multiples import multiples
 from common.course.pictures import memory_map, slot_timeline, throughput_bars
 
 Figures = Mapping[str, Any]
@@ -20,7 +21,7 @@ SPEED = (
 )
 MEMORY = (
     "Reserved is memory that nobody else can use; live is memory that holds a token of an unfinished "
-    "chat. Peak and mean are over forwards. In the pictures each colour is one chat: full colour is live, "
+    "chat. Peak and mean are over forwards. In pictures each colour is one chat: full colour is live, "
     "hatched is set aside and does nothing, blank is free."
 )
 PLACES = "Each row is a place in the batch, each colour one chat, each unit to the right one forward."
@@ -36,22 +37,24 @@ PARTED = (
 )
 
 
-def demo_report(results: Mapping[str, Any], runs: Mapping[str, Run]) -> Report:
+def demo_report(results: Mapping[str, Any], runs: Mapping[str, Run] | None = None) -> Report:
     """Put the demo's results into a report.
 
     Args:
-        results: what `common.bench.demo.run` returns.
-        runs: stage -> its record, for the pictures.
+        results: what `common.bench.demo.run` returns; a file's may lack `events`, and have nothing to step through.
+        runs: stage -> its record, for the pictures beside the Markdown; the page draws `events`.
     """
+    runs = runs or {}
     stages, env = results["stages"], results["environment"]
     maps = [_memory_picture(name, run) for name, run in runs.items()]
     places = [_places_picture(name, run) for name, run in runs.items()]
     chats = [(chat["prompt"], chat["answer"]) for chat in results["chats"]]
+    steps = results.get("events", {})
     sections = [
         Section("Speed", (SPEED,), speed_table(stages), (speed_picture(stages),)),
         _sameness(results),
         Section("KV memory", (MEMORY,), memory_table(stages), maps),
-        Section("Who sits where in the batch", (PLACES,), pictures=places),
+        *([Section("Who sits where in the batch", (PLACES,), pictures=places, runs=steps)] if steps else []),
         Section("The chats", (CHATS,), folded=chats),
     ]
     footer = (
@@ -59,7 +62,10 @@ def demo_report(results: Mapping[str, Any], runs: Mapping[str, Run]) -> Report:
         f"{env['max_num_seqs']} chats in a batch, answers of at most {env['max_tokens']} tokens, greedy. "
         f"{describe(env)}. One run per stage, in one process; 'sixstage bench' repeats, in fresh processes."
     )
-    return Report("The same chats through every stage", _lead(results), sections, footer, dict(results))
+    budget = f"{len(chats)} real chats, {human_bytes(env['kv_bytes'])} of KV memory, one run of each stage."
+    overview = (multiples("Chats", budget, stages),)
+    title = "The same chats through every stage"
+    return Report(title, _lead(results), sections, footer, dict(results), overview)
 
 
 def speed_table(stages: Mapping[str, Figures]) -> Table:
@@ -104,7 +110,8 @@ def speed_picture(
     """Throughput bars with their text equivalent."""
     speeds = {name: figures["output_tok_s"] for name, figures in stages.items()}
     words = ", ".join(f"{name} {speed:.1f}" for name, speed in speeds.items())
-    return Picture("throughput", throughput_bars(speeds, spread), f"Output tokens per second: {words}")
+    words = f"Output tokens per second: {words}"
+    return Picture("throughput", throughput_bars(speeds, spread), words, on_page=False)
 
 
 def _lead(results: Mapping[str, Any]) -> str:
@@ -143,11 +150,12 @@ def _memory_picture(name: str, run: Run) -> Picture:
     peak = max((step.usage.reserved for step in run.steps), default=0)
     capacity = run.steps[0].usage.capacity if run.steps else 0
     alt = f"{name}: KV memory over {len(run.steps)} forwards; at most {peak} of {capacity} slots reserved"
-    return Picture(f"memory-{name}", memory_map(run, name), alt)
+    return Picture(f"memory-{name}", memory_map(run, name), alt, on_page=False)
 
 
 def _places_picture(name: str, run: Run) -> Picture:
     stats = run.stats
     busy = 1 - stats.idle_slot_steps / stats.slot_steps if stats.slot_steps else 0.0
     alt = f"{name}: {stats.forwards} forwards, {busy:.0%} of {run.max_num_seqs} places busy"
-    return Picture(f"places-{name}", slot_timeline(run, f"{name}: {busy:.0%} of places busy"), alt)
+    figure = slot_timeline(run, f"{name}: {busy:.0%} of places busy")
+    return Picture(f"places-{name}", figure, alt, on_page=False)

@@ -23,6 +23,7 @@ from common.bench.environment import environment, peak_memory_bytes
 from common.bench.harness import run_stage
 from common.bench.metrics import summarise
 from common.bench.replay import Replay
+from common.bench.report_events import events
 from common.bench.workloads import Bound, TraceRequest, make_trace, trace_hash
 from common.config import EngineConfig, Reservation
 from common.errors import SixstageError
@@ -108,7 +109,8 @@ def run_here(job: Job, on_progress: OnProgress | None = None) -> dict[str, Any]:
     """Do a job in this process.
 
     Returns:
-        `figures` (see `summarise`, plus the process's `peak_memory_bytes`), `trace_hash`, `environment`.
+        `figures` (see `summarise`, plus the process's `peak_memory_bytes`), `events` (see
+        `report_events.events`), `trace_hash`, `environment`.
 
     Raises:
         SixstageError: the job cannot be done; one line that says why.
@@ -136,6 +138,7 @@ def run_here(job: Job, on_progress: OnProgress | None = None) -> dict[str, Any]:
     digest = trace_hash(trace)
     return {
         "figures": summarise(run) | {"peak_memory_bytes": peak_memory_bytes()},
+        "events": events(run),
         "trace_hash": digest,
         "environment": job.environment(model.dtype, digest),
     }

@@ -1,20 +1,22 @@
-"""One report, four forms: a self-contained HTML page, Markdown with its pictures, JSON, terminal tables."""
+"""One report, four forms: a self-contained HTML page (`report_page`), Markdown with its pictures, JSON, terminal."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from common.bench.report_events import Events
+from common.bench.report_multiples import Group
+from common.bench.report_page import to_html
 from common.course.pictures import to_svg
 from common.files import write_file
 
@@ -36,16 +38,21 @@ class Picture:
     figure: Figure
     alt: str
     caption: str = ""
+    on_page: bool = True  # False where the page has something better: bars as text, or a run to step through
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with any of: paragraphs, a table, pictures, and (title, text) pairs that fold open."""
+    """A heading with any of: paragraphs, a table, pictures, runs, and (title, text) pairs that fold open.
+
+    `runs` (name -> `report_events.events`) are stepped through side by side; Markdown does without them.
+    """
 
     heading: str
     paragraphs: Seq[str] = ()
     table: Table | None = None
     pictures: Seq[Picture] = ()
+    runs: Mapping[str, Events] = field(default_factory=dict)
     folded: Seq[tuple[str, str]] = ()
 
 
@@ -58,13 +65,16 @@ class Report:
         lead: the result in a sentence or two.
         sections: in order.
         footer: where and with what it was measured.
+        figures: all numbers, for JSON.
+        overview: small multiples, one group per workload, for the page.
     """
 
     title: str
     lead: str
     sections: Seq[Section]
     footer: str = ""
-    figures: dict[str, Any] = field(default_factory=dict)  # all numbers, for JSON
+    figures: dict[str, Any] = field(default_factory=dict)
+    overview: Seq[Group] = ()
 
 
 def publish(
@@ -88,9 +98,9 @@ def save(report: Report, folder: str | Path, name: str, json_file: str | Path | 
         SixstageError: a file cannot be written.
     """
     folder = Path(folder)
-    data = json.dumps(report.figures, indent=1, ensure_ascii=False) + "\n"
+    data = to_json(report.figures)
     page, text, numbers = (folder / f"{name}.{suffix}" for suffix in ("html", "md", "json"))
-    write_file(page, to_html(report))
+    write_file(page, to_html([report]))
     write_file(text, to_markdown(report, name))
     write_file(numbers, data)
     for section in report.sections:
@@ -103,13 +113,9 @@ def save(report: Report, folder: str | Path, name: str, json_file: str | Path | 
     return [page, text, numbers]
 
 
-def to_html(report: Report) -> str:
-    """One page with everything in it: no script, no network, dark and light."""
-    source = files("common.bench").joinpath("report.html").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(source).render(report=report, svg=to_svg)
+def to_json(figures: Mapping[str, Any]) -> str:
+    """Indented, but a list without objects in it on one line."""
+    return _json(figures, "\n") + "\n"
 
 
 def to_markdown(report: Report, name: str) -> str:
@@ -163,3 +169,16 @@ def _markdown_table(table: Table) -> list[str]:
     rows = [list(table.columns), ["---", *("---:" for _ in table.columns[1:])]]
     rows += [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
     return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _json(value: Any, margin: str) -> str:
+    """Of a part; `margin` is a line's end with the blanks that begin the next."""
+    deeper = f"{margin} "
+    if isinstance(value, Mapping) and value:
+        parts = (
+            f"{json.dumps(str(key), ensure_ascii=False)}: {_json(v, deeper)}" for key, v in value.items()
+        )
+        return f"{{{deeper}{f',{deeper}'.join(parts)}{margin}}}"
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Mapping) for part in value):
+        return f"[{deeper}{f',{deeper}'.join(_json(part, deeper) for part in value)}{margin}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -68,7 +68,7 @@ def bench(
     vocab_size = read_config(resolve(model)).vocab_size  # fetches the model here, where the user sees it
     job.trace(vocab_size)
     done = run_all({name: replace(job, stage=name) for name in names}, runs, console)
-    results = collect(done)
+    results = collect(done) | {"events": {name: found[0]["events"] for name, found in done.items()}}
     report = bench_report(results)
     publish(report, console, out, "bench", json)
     return results

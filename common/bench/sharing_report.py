@@ -7,6 +7,7 @@ from typing import Any
 
 from common.bench.environment import describe
 from common.bench.report import Picture, Report, Section, Table, human_bytes
+from common.bench.report_multiples import multiples
 from common.bench.sharing_beams import PAPER_BEAMS, UNCACHED
 from common.bench.sharing_counts import PAPER_SAMPLES
 
@@ -56,8 +57,10 @@ LOSES = (
 )
 
 
-def sharing_report(results: Mapping[str, Any], tree: Picture, copy: Picture) -> Report:
-    """Put what `common.bench.sharing.run` returns, and the pictures of tree and copy, into a report."""
+def sharing_report(
+    results: Mapping[str, Any], tree: Picture, copy: Picture, beams: Picture | None = None
+) -> Report:
+    """Put what `common.bench.sharing.run` returns, and the pictures of tree, copy and beams, into a report."""
     env, hashing = results["environment"], results["hashing"]
     sections = [
         Section("What the blocks make", pictures=(tree,)),
@@ -69,7 +72,7 @@ def sharing_report(results: Mapping[str, Any], tree: Picture, copy: Picture) -> 
         Section("Conversations", (CHAT,), _chat(results["chat"])),
         Section("Copy-on-write", pictures=(copy,)),
         Section("Parallel samples", (SAMPLES,), _samples(results["samples"])),
-        Section("Beams", (BEAM_BLOCKS,), _beam_blocks(results["beam_blocks"])),
+        Section("Beams", (BEAM_BLOCKS,), _beam_blocks(results["beam_blocks"]), [beams] if beams else ()),
         Section("Beam search in two ways", (BEAM_WAYS,), _beam_ways(results["beam_ways"])),
         Section("The cost of hashing", (HASHING.format(hash_ms=1e3 * hashing["hash_s"], **hashing),)),
         Section("Where it loses", (LOSES,)),
@@ -79,7 +82,9 @@ def sharing_report(results: Mapping[str, Any], tree: Picture, copy: Picture) -> 
         f"{human_bytes(env['kv_bytes'])} of KV memory, {env['model']}, {env['dtype']}. {describe(env)}. "
         f"Trace sha256 {env['trace_hash'][:16]}."
     )
-    return Report("Equal blocks, held once", _lead(results), sections, footer, dict(results))
+    about = f"{env['num_requests']} turns, at most {env['max_num_seqs']} sequences at once."
+    overview = (multiples("Agents", about, results["agents"]["stages"]),)
+    return Report("Equal blocks, held once", _lead(results), sections, footer, dict(results), overview)
 
 
 def prompt_tokens_computed(figures: Mapping[str, Any]) -> float:

@@ -19,5 +19,5 @@ def test_tables_are_those_of_a_run(paged):
     assert all(0 <= block < NUM_BLOCKS for block in held)
     assert all(len(table) == -(-found.lengths[name] // BLOCK_SIZE) for name, table in found.tables.items())
     assert any(table != sorted(table) for table in found.tables.values()), "blocks were meant to be scattered"
-    picture = blocks_picture(paged, scripted_config(), torch.float32)
+    picture = blocks_picture(paged, found)
     assert all(f"{name} holds {found.lengths[name]} tokens" in picture.alt for name in found.tables)

@@ -7,6 +7,7 @@ import torch
 
 from common.bench import demo
 from common.bench.parting import common_length, find_partings
+from common.bench.report_files import make_page
 from common.config import EngineConfig
 from common.errors import InvalidValue, SixstageError
 from common.model.loader import load_model
@@ -53,6 +54,8 @@ def test_files(results) -> None:
         assert f"| {name} | {speed} |" in text
         assert (folder / f"demo-memory-{name}.svg").exists()
         assert (folder / f"demo-places-{name}.svg").exists()
+    make_page([folder / "demo.json"], folder / "again.html")
+    assert (folder / "again.html").read_text() == page, "the file holds all that the page shows"
     environment = found["environment"]
     for field in ("cpu", "threads", "commit", "model", "dtype", "kernel", "kv_bytes"):
         assert field in environment

@@ -1,4 +1,4 @@
-"""The report's forms: one page that needs nothing else, Markdown, JSON."""
+"""The report's forms: one page that needs nothing else, Markdown, JSON.  How it looks: test_report_page.py."""
 
 import json
 import re
@@ -17,6 +17,7 @@ from common.bench.report import (
     print_report,
     save,
     to_html,
+    to_json,
     to_markdown,
 )
 from common.errors import SixstageError
@@ -37,7 +38,7 @@ def a_report() -> Report:
 class Page(HTMLParser):
     """Collects tags with their attributes, and checks that they are closed in order."""
 
-    VOID = ("meta", "link", "img", "br", "path", "use", "image")
+    VOID = ("meta", "link", "img", "br", "path", "use", "image", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -63,28 +64,30 @@ class Page(HTMLParser):
 
 
 def test_page_stands_alone() -> None:
-    text = to_html(a_report())
+    text = to_html([a_report()])
     page = Page(text)
     assert page.open == []
-    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
+    assert not {"img", "iframe"} & {tag for tag, _ in page.tags}
+    assert "default-src 'none'" in text, "the browser is told to fetch nothing"
     for tag, attributes in page.tags:
         for name, value in attributes.items():
             outside = name in ("src", "href", "xlink:href") and not value.startswith(("#", "data:"))
             assert not outside, f"{tag} {name}={value} is fetched from elsewhere"
     assert not re.search(r"url\((?!#)", text), "styles fetch nothing"
-    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"fetch\(|XMLHttp|import\(|@import", text)
     assert any(attributes.get("name") == "viewport" for _, attributes in page.tags)
 
 
 def test_page_says_everything_and_escapes_it() -> None:
-    page = Page(to_html(a_report()))
+    page = Page(to_html([a_report()]))
     words = " ".join(page.words)
     for text in ("A title", "A lead.", "Words <b>.", "one & <two>", "1.5", "a caption", "what it is", "Why?",
                  "Line 1\nLine 2", "the footer"):  # fmt: skip
         assert text in words
-    [svg] = [attributes for tag, attributes in page.tags if tag == "svg"]
+    [svg] = [attributes for tag, attributes in page.tags if tag == "svg" and "aria-hidden" not in attributes]
     assert svg["role"] == "img"
     assert svg["aria-label"] == 'says "one"'
+    assert page.words.count('says "one"') == 1, "for those who see it badly, too"
 
 
 def test_markdown() -> None:
@@ -92,6 +95,19 @@ def test_markdown() -> None:
     assert "| stage | tok/s |\n| --- | ---: |\n| one & <two> | 1.5 |\n| a\\|b | [red]2 |" in text
     assert '![says "one"](demo-bars.svg)' in text
     assert "> Line 1\n> Line 2" in text
+
+
+def test_json_is_what_json_says_it_is() -> None:
+    figures = {
+        "a": [1, 2.5, -3e-7, [4, [5]], "[\n 1]"],
+        "b": [],
+        "c": [{"é": [None, True]}],
+        "d": {},
+        5: "</script>",
+    }
+    text = to_json(figures)
+    assert json.loads(text) == json.loads(json.dumps(figures))
+    assert '"a": [1, 2.5, -3e-07, [4, [5]], ' in text
 
 
 def test_terminal() -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from common.bench import run_stage
 from common.bench.environment import commit, cpu_name, environment, memory_bytes, peak_memory_bytes
 from common.bench.job import Job, run_fresh, run_here
+from common.bench.report_files import make_page
 from common.bench.run_stage import bench, collect, merge, rounds, run_all
 from common.errors import InvalidValue, SixstageError
 from common.stages import STAGES
@@ -111,6 +112,8 @@ def test_bench_over_every_stage(tmp_path, monkeypatch) -> None:
     )
     assert list(found["stages"]) == list(STAGES)
     assert json.loads((tmp_path / "all.json").read_text())["trace_hash"] == found["trace_hash"]
+    make_page([tmp_path / "all.json"], tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "bench.html").read_text()
     text = (tmp_path / "bench.md").read_text()
     for name, stage in found["stages"].items():
         assert f"| {name} | {stage['median']['output_tok_s']:.1f} |" in text

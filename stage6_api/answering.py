@@ -83,6 +83,12 @@ class Call:
         """The fields that every chunk and every answer begins with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
 
+    @property
+    def text_only(self) -> bool:
+        """Whether the chunks between a stream's first and last carry nothing but text."""
+        scored = self.body.logprobs is not None and self.body.logprobs is not False
+        return not (scored or self.body.return_token_ids or self.usage_always)
+
     def usage_field(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         """`usage` of a chunk that is not the last: null where one is promised, else left out."""
         if self.usage_always:

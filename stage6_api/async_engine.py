@@ -70,7 +70,7 @@ class _Abort:
     request_id: str
 
 
-_Command: TypeAlias = "_Add | _Abort | None"  # None: end the thread
+_Command: TypeAlias = "_Add | _Abort | Callable[[], None] | None"  # None: end the thread
 
 
 class AsyncEngine:
@@ -79,6 +79,8 @@ class AsyncEngine:
     Attributes:
         failure: what ended the engine, if something did.
         draining: whether new requests are refused because the server is about to end.
+        between_steps: called in the thread whenever a step may come next, by who looks on (`live_view.py`);
+            True holds that step back until it is asked again.  To be set in the thread, see `call`.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, observer: Observer, limits: Limits) -> None:
@@ -86,6 +88,7 @@ class AsyncEngine:
         self.limits = limits
         self.failure: BaseException | None = None
         self.draining = False
+        self.between_steps: Callable[[Engine], bool] | None = None
         self._observer = observer
         self._processor = OutputProcessor(tokenizer)
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
@@ -142,6 +145,10 @@ class AsyncEngine:
         for request in job.requests:
             if self._strike_off(request.request_id):
                 self._inbox.put(_Abort(request.request_id))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Let the thread call a function before its next step."""
+        self._inbox.put(function)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, give those that run so much time, and fail the rest."""
@@ -205,9 +212,11 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
+            held = False
             while self._take_in():
-                if self.engine.has_unfinished():
+                if self.engine.has_unfinished() and not held:
                     self._step()
+                held = self.between_steps is not None and self.between_steps(self.engine)
         except BaseException as error:
             log.exception("the engine has failed")
             self.failure = error
@@ -229,9 +238,12 @@ class AsyncEngine:
             self._observer.settled(self.engine)
             return True
 
-    def _obey(self, command: _Add | _Abort) -> None:
+    def _obey(self, command: _Add | _Abort | Callable[[], None]) -> None:
         if isinstance(command, _Abort):
             self._abort(command.request_id)
+            return
+        if not isinstance(command, _Add):
+            command()
             return
         request = command.request
         try:

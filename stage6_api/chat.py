@@ -29,7 +29,7 @@ from stage6_api.prompts import Prompt, chat_prompt, final_text
 from stage6_api.schemas import ChatRequest
 from stage6_api.schemas_answers import ChatChunkChoice, ChatCompletion, ChatCompletionChunk
 from stage6_api.served import Served
-from stage6_api.sse import EventStream, frames
+from stage6_api.sse import TEXT, EventStream, TextFrames, frames
 from stage6_api.tools import ToolPlan, plan_tools
 from stage6_api.tools_grammar import asked_grammar, final_grammar
 
@@ -114,10 +114,11 @@ def _answer(chat: Chat, output: RequestOutput) -> ChatCompletion:
     )
 
 
-async def _stream(chat: Chat) -> AsyncIterator[ChatCompletionChunk]:
+async def _stream(chat: Chat) -> AsyncIterator[ChatCompletionChunk | bytes]:
     """Roles in order, then news of any choice, a finish chunk for each, and the usage at last."""
     call = chat.call
     choices: list[StreamedChoice] = []
+    texts: list[TextFrames] = []  # of each choice
     async for _, output in call.job.updates():
         chunk = _chunks_of(chat, output)
         if not choices:  # only now, so that whoever waits for the first event waits for the first token
@@ -126,11 +127,12 @@ async def _stream(chat: Chat) -> AsyncIterator[ChatCompletionChunk]:
             for choice in choices:
                 yield chunk(choice.opening(), **extra)
                 extra = {}
+            texts = [TextFrames(chunk(choice.content(TEXT))) for choice in choices]
             for choice in choices if chat.echo else ():
                 yield chunk(choice.content(chat.echo))
-        for choice, answer in zip(choices, output.outputs, strict=True):
+        for choice, text, answer in zip(choices, texts, output.outputs, strict=True):
             for part in choice.news(answer):
-                yield chunk(part)
+                yield text.frame(part) if isinstance(part, str) else chunk(part)
         if output.finished:
             call.note([output])
             if call.usage_at_end:

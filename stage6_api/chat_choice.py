@@ -111,16 +111,19 @@ class StreamedChoice:
         """Text that the model has not made."""
         return self._part(Delta(content=text))
 
-    def news(self, answer: CompletionOutput) -> Iterator[ChatChunkChoice]:
-        """Deltas since the last output; after the end of the answer a delta with nothing but the reason.
+    def news(self, answer: CompletionOutput) -> Iterator[ChatChunkChoice | str]:
+        """Deltas since the last output (plain text if there is nothing beside it); then the end, by itself.
 
-        Some clients drop text that rides on the last chunk.
+        Some clients drop text that rides on the chunk with the reason.
         """
         if self._over:
             return
         text = self._progress.take(answer)
         for event in self._reader.events(text, answer.finished):
-            yield self._part(self._delta(event), **self._waiting())
+            if isinstance(event, Text) and self._call.text_only:
+                yield event.text
+            else:
+                yield self._part(self._delta(event), **self._waiting())
         if answer.finished:
             self._over = True
             reason = finish_reason(self._plan, answer.finish_reason or "", self._calls > 0)

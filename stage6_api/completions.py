@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from functools import cached_property
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -25,7 +26,7 @@ from stage6_api.prompts import completion_prompts
 from stage6_api.schemas import CompletionRequest
 from stage6_api.schemas_answers import Completion, CompletionChoice
 from stage6_api.served import Served
-from stage6_api.sse import EventStream, frames
+from stage6_api.sse import TEXT, EventStream, TextFrames, frames
 from stage6_api.tools_grammar import asked_grammar
 
 router = APIRouter()
@@ -75,7 +76,7 @@ def _answer(call: Call, outputs: list[RequestOutput]) -> Completion:
         for answer in output.outputs:
             choice = _Choice(call, output, number, answer.index)
             news = choice.news(output, answer)
-            assert news is not None, "an answer that has ended has news"
+            assert isinstance(news, CompletionChoice), "an answer that has ended has more news than text"
             if call.body.prompt_logprobs is not None:
                 news.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, call.spelling)
             choices.append(news)
@@ -96,7 +97,7 @@ def _without_answer(output: RequestOutput) -> RequestOutput:
     )  # fmt: skip
 
 
-async def _stream(call: Call) -> AsyncIterator[Completion]:
+async def _stream(call: Call) -> AsyncIterator[Completion | bytes]:
     """One choice per chunk; the last text of an answer and its reason come together."""
     choices: dict[tuple[int, int], _Choice] = {}
     latest: dict[int, RequestOutput] = {}
@@ -107,11 +108,12 @@ async def _stream(call: Call) -> AsyncIterator[Completion]:
         for answer in output.outputs:
             if (number, answer.index) not in choices:
                 choices[number, answer.index] = _Choice(call, output, number, answer.index)
-            news = choices[number, answer.index].news(output, answer)
-            if news is not None:
-                yield Completion(
-                    **call.head("text_completion"), choices=[news], **call.usage_field(latest.values())
-                )
+            choice = choices[number, answer.index]
+            news = choice.news(output, answer)
+            if isinstance(news, str):
+                yield choice.texts.frame(news)
+            elif news is not None:
+                yield _chunk(call, news, latest.values())
     call.note(latest.values())
     if call.usage_at_end:
         yield Completion(
@@ -120,6 +122,10 @@ async def _stream(call: Call) -> AsyncIterator[Completion]:
             usage=usage(latest.values()),
             system_fingerprint=call.served.fingerprint,
         )
+
+
+def _chunk(call: Call, news: CompletionChoice, outputs: Iterable[RequestOutput]) -> Completion:
+    return Completion(**call.head("text_completion"), choices=[news], **call.usage_field(outputs))
 
 
 class _Choice:
@@ -133,8 +139,16 @@ class _Choice:
         self._begun = False
         self._over = False
 
-    def news(self, output: RequestOutput, answer: CompletionOutput) -> CompletionChoice | None:
-        """What is new; None if that is nothing that could be sent."""
+    @cached_property
+    def texts(self) -> TextFrames:
+        """Chunks with nothing but text."""
+        bare = CompletionChoice(
+            index=self._index, text=TEXT, logprobs=None, finish_reason=None, stop_reason=None
+        )
+        return TextFrames(_chunk(self._call, bare, ()))
+
+    def news(self, output: RequestOutput, answer: CompletionOutput) -> CompletionChoice | str | None:
+        """What is new: plain text if there is nothing beside it, None if that is nothing that could be sent."""
         if self._over or not (answer.token_ids or answer.finished):
             return None
         body, first = self._call.body, not self._begun
@@ -145,6 +159,8 @@ class _Choice:
             return None
         self._begun, self._over = True, answer.finished
         token_ids, scores = self._progress.pop()
+        if self._call.text_only and not answer.finished:
+            return text
         extra: dict[str, Any] = {}
         if body.return_token_ids:
             extra = {"token_ids": token_ids} | (

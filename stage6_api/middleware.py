@@ -32,6 +32,7 @@ OPEN_PATHS = (
     "/docs",
     "/openapi.json",
     "/docs/oauth2-redirect",
+    "/live",  # the page without its data
 )
 JSON_METHODS = ("POST", "PUT", "PATCH")
 
@@ -135,7 +136,7 @@ class Guard:
         headers, path = Headers(scope=scope), scope["path"]
         if path not in OPEN_PATHS and scope["method"] != "OPTIONS":
             self._check_key(headers)
-        if not self.ready and path not in ("/health", "/ping", "/version"):
+        if not self.ready and path not in ("/health", "/ping", "/version", "/live"):
             raise overloaded("The model is still being loaded.", retry_after=2)
         length = headers.get("content-length") or ""
         if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._max_body_bytes):

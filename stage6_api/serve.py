@@ -78,6 +78,7 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,  # ours has the ids and the counts
                 timeout_graceful_shutdown=2,
+                http="h11",  # the other one, if it is installed, takes headers of any size
                 h11_max_incomplete_event_size=MAX_HEADERS,
             )
         )
@@ -167,5 +168,6 @@ def announcement(llm: LLM, served: Served, listener: socket.socket) -> str:
             f"{usage.capacity / served.max_len:.1f} requests of the full {served.max_len} tokens",
             f"batch      up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens per step",
             f"listening  http://{host}:{port}/v1 (documentation: http://{host}:{port}/docs)",
+            *([f"live view  http://{host}:{port}/live"] if served.settings.live else []),
         ]
     )

@@ -38,6 +38,7 @@ class Settings:
         force_include_usage: put usage into every stream.
         keep_alive_seconds: comment lines in streams that have been silent for so long; 0 for none.
         shutdown_timeout: seconds that running requests have after SIGTERM.
+        live: show the engine at work on a page at /live.
     """
 
     served_model_names: tuple[str, ...]
@@ -51,6 +52,7 @@ class Settings:
     force_include_usage: bool = False
     keep_alive_seconds: float = 15.0
     shutdown_timeout: float = 30.0
+    live: bool = False
 
     def __post_init__(self) -> None:
         if self.tool_call_parser not in PARSERS:

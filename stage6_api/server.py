@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
-from stage6_api import chat, completions, info, responses
+from stage6_api import chat, completions, info, live, responses
 from stage6_api.errors import install_handlers
 from stage6_api.http_metrics import HttpMetrics
 from stage6_api.middleware import REQUEST_ID, Guard, RequestLog
@@ -38,6 +38,8 @@ class Application:
 
     def __init__(self, settings: Settings, served: Served | None = None) -> None:
         self.api = _make_api()
+        if settings.live:
+            self.api.include_router(live.router)
         self._guard = Guard(self.api, settings.api_keys, settings.max_body_bytes)
         self._log = RequestLog(_with_cors(self._guard, settings))
         self.api.router.lifespan_context = self._lifespan
@@ -53,6 +55,8 @@ class Application:
         """Open the doors; to be called on the event loop."""
         served.engine.start()
         self.api.state.served = served
+        if served.settings.live:
+            self.api.state.live = live.make_view(served)
         self._log.metrics = HttpMetrics(served.metrics.registry)
         self._guard.ready = True
 

@@ -12,7 +12,7 @@ import httpx
 
 from common.bench.arrivals import arrival_times
 from common.bench.metrics import percentiles
-from common.bench.serve_client import events, open_client
+from common.bench.serve_stream import events
 
 AGENTS_PER_SECOND = 1.0
 ANSWER = 32  # tokens of an agent's last turn, which is text
@@ -80,30 +80,26 @@ def _figures(turns: Seq[Turn]) -> dict[str, Any]:
 
 
 async def _run_agents(base: str, agents: int, turns: int, system_tokens: int, seed: int) -> list[Turn]:
-    async with open_client(base) as client:
-        system = await _system_prompt(client, system_tokens)
-        begin = arrival_times("poisson", agents, AGENTS_PER_SECOND, seed)
-        each = await asyncio.gather(
-            *(_agent(client, number, at, system, turns) for number, at in enumerate(begin))
-        )
+    system = await _system_prompt(base, system_tokens)
+    begin = arrival_times("poisson", agents, AGENTS_PER_SECOND, seed)
+    each = await asyncio.gather(*(_agent(base, number, at, system, turns) for number, at in enumerate(begin)))
     return [turn for turns_of_one in each for turn in turns_of_one]
 
 
-async def _system_prompt(client: httpx.AsyncClient, tokens: int) -> str:
+async def _system_prompt(base: str, tokens: int) -> str:
     """Rules of a house, about as many tokens as asked for."""
     rules = "\n".join(
         f"Rule {i}: when a guest asks about {TOPICS[i % len(TOPICS)]}, look it up in part {i * 37 % 101} of the guide, "
         f"and never promise more than it says." for i in range(1, 2 + tokens // 10)
     )  # fmt: skip
-    ids = (await client.post("/tokenize", json={"prompt": rules, "add_special_tokens": False})).json()[
-        "tokens"
-    ]
-    cut = await client.post("/detokenize", json={"tokens": ids[:tokens]})
+    async with httpx.AsyncClient(base_url=base, timeout=60) as client:
+        whole = await client.post("/tokenize", json={"prompt": rules, "add_special_tokens": False})
+        cut = await client.post("/detokenize", json={"tokens": whole.json()["tokens"][:tokens]})
     text: str = cut.json()["prompt"]
     return text
 
 
-async def _agent(client: httpx.AsyncClient, number: int, begin: float, system: str, turns: int) -> list[Turn]:
+async def _agent(base: str, number: int, begin: float, system: str, turns: int) -> list[Turn]:
     await asyncio.sleep(begin)
     question = f"I am guest {number}. What should I know about {TOPICS[number % len(TOPICS)]}?"
     messages: list[dict[str, Any]] = [
@@ -123,7 +119,7 @@ async def _agent(client: httpx.AsyncClient, number: int, begin: float, system: s
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        measured, message = await _ask(client, asked, turn)
+        measured, message = await _ask(base, asked, turn)
         found.append(measured)
         messages.append(message)
         for call in message.get("tool_calls", ()):
@@ -134,12 +130,12 @@ async def _agent(client: httpx.AsyncClient, number: int, begin: float, system: s
     return found
 
 
-async def _ask(client: httpx.AsyncClient, asked: dict[str, Any], turn: int) -> tuple[Turn, dict[str, Any]]:
+async def _ask(base: str, asked: dict[str, Any], turn: int) -> tuple[Turn, dict[str, Any]]:
     """One turn: what it cost, and the assistant's message as it goes into the next prompt."""
     start, first = time.perf_counter(), 0.0
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     usage: dict[str, Any] = {}
-    async for event in events(client, "/v1/chat/completions", asked):
+    async for event in events(base, "/v1/chat/completions", asked):
         first = first or time.perf_counter() - start
         usage = event["usage"] or usage
         for choice in event["choices"]:

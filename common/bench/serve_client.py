@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import httpx
-
 from common.bench.metrics import percentiles
+from common.bench.serve_stream import events
 from common.bench.workloads import TraceRequest
-from common.errors import SixstageError
-
-Event = dict[str, Any]
 
 
 @dataclass
@@ -111,29 +105,22 @@ async def _replay(
     base: str, trace: Seq[TraceRequest], arrivals: Seq[float], patience: float, salt: str
 ) -> list[Outcome]:
     outcomes = [Outcome(at, item.output_len) for at, item in zip(arrivals, trace, strict=True)]
-    async with open_client(base) as client:
-        start = time.perf_counter()
-        todo = [
-            asyncio.create_task(_send(client, body(item, salt), outcome, start))
-            for item, outcome in zip(trace, outcomes, strict=True)
-        ]
-        done, given_up = await asyncio.wait(todo, timeout=arrivals[-1] + patience)
-        for task in given_up:
-            task.cancel()
-        await asyncio.gather(*given_up, return_exceptions=True)
-        now = time.perf_counter() - start
+    start = time.perf_counter()
+    todo = [
+        asyncio.create_task(_send(base, body(item, salt), outcome, start))
+        for item, outcome in zip(trace, outcomes, strict=True)
+    ]
+    done, given_up = await asyncio.wait(todo, timeout=arrivals[-1] + patience)
+    for task in given_up:
+        task.cancel()
+    await asyncio.gather(*given_up, return_exceptions=True)
+    now = time.perf_counter() - start
     for task in done:
         task.result()  # raises what it has raised
     for outcome in outcomes:
         if not outcome.finished:
             outcome.first, outcome.last = min(outcome.first, now), now
     return outcomes
-
-
-def open_client(base: str) -> httpx.AsyncClient:
-    """A client that opens as many connections as there are requests and waits as long as it takes."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=base, timeout=None, limits=limits)
 
 
 def body(item: TraceRequest, salt: str) -> dict[str, Any]:
@@ -149,33 +136,13 @@ def body(item: TraceRequest, salt: str) -> dict[str, Any]:
     }
 
 
-async def _send(client: httpx.AsyncClient, asked: dict[str, Any], outcome: Outcome, start: float) -> None:
+async def _send(base: str, asked: dict[str, Any], outcome: Outcome, start: float) -> None:
     """Wait for the time, send, and note what comes."""
     await asyncio.sleep(outcome.arrived - (time.perf_counter() - start))
-    async for event in events(client, "/v1/completions", asked):
+    async for event in events(base, "/v1/completions", asked):
         now = time.perf_counter() - start
         outcome.first, outcome.last = min(outcome.first, now), now
         if event["usage"] is not None:  # the last one; it says how many tokens the texts before it held
             outcome.tokens = event["usage"]["completion_tokens"]
         else:
             outcome.tokens += outcome.tokens < outcome.wanted - 1
-
-
-async def events(client: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> AsyncIterator[Event]:
-    """The events of a stream up to [DONE].
-
-    Raises:
-        SixstageError: the server refused, or the stream brought an error.
-    """
-    async with client.stream("POST", path, json=asked) as answer:
-        if answer.status_code != 200:
-            raise SixstageError(
-                f"the server answered {answer.status_code}: {(await answer.aread()).decode()}"
-            )
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event: Event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                raise SixstageError(f"the stream ended with an error: {event['error']['message']}")
-            yield event

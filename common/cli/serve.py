@@ -61,6 +61,7 @@ class ServerOptions:
     )
     shutdown_timeout: Annotated[float, server(help="Seconds that running requests have on SIGTERM.")] = 30.0
     log_level: Annotated[str, server(help=", ".join(LOG_LEVELS))] = "info"
+    live: Annotated[bool, server("--live", help="Show the engine at work on a page at /live.")] = False
 
     def check(self) -> None:
         """Raise InvalidValue for what no server could do."""
@@ -96,6 +97,7 @@ class ServerOptions:
             force_include_usage=self.enable_force_include_usage,
             keep_alive_seconds=self.sse_keep_alive,
             shutdown_timeout=self.shutdown_timeout,
+            live=self.live,
         )
 
 

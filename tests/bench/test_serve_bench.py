@@ -5,16 +5,16 @@ import json
 import math
 from itertools import pairwise
 
-import httpx
 import pytest
 from support.live_server import serve
 
 from common.bench.job import Job
 from common.bench.serve import run
 from common.bench.serve_agents import agent_figures, run_agents
-from common.bench.serve_client import Goal, Outcome, body, events, replay, serving_figures
+from common.bench.serve_client import Goal, Outcome, body, replay, serving_figures
 from common.bench.serve_offline import offline_process
 from common.bench.serve_process import server_arguments, server_process
+from common.bench.serve_stream import events
 from common.bench.workloads import TraceRequest
 from common.errors import InvalidValue, SixstageError
 
@@ -123,9 +123,8 @@ def test_an_error_in_a_stream_is_raised() -> None:
     """It must not be taken for the end of an answer."""
 
     async def read(base: str) -> None:
-        async with httpx.AsyncClient(base_url=base) as client:
-            async for _ in events(client, "/v1/completions", body(trace(5)[0], "a")):
-                pass
+        async for _ in events(base, "/v1/completions", body(trace(5)[0], "a")):
+            pass
 
     with serve() as live:
         live.lm.failure = RuntimeError("broken on purpose")

@@ -5,12 +5,11 @@ Installing them needs the network and a minute or two, so a plain run skips thes
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from clients.environments import CLIENTS, Environments
+from clients.environments import Environments
 from support.live_server import SETTINGS, Live, serve
 
 KEY = "a-key"
@@ -30,8 +29,6 @@ def environments(request: pytest.FixtureRequest) -> Iterator[Environments]:
     """All clients that the selected tests need, installed in the background and kept for the next run."""
     wanted = {item.callspec.params["client"] for item in request.session.items
               if item.get_closest_marker("clients")}  # fmt: skip
-    if shutil.which("npm") is None:
-        wanted = {name for name in wanted if not CLIENTS[name].is_node}
     made = Environments(request.config.cache.mkdir("clients"), sorted(wanted))
     yield made
     made.close()
@@ -49,8 +46,6 @@ def ask(environments: Environments, server: Live):
     """Runs a client's script with what the model is to say, by name; gives what the script has found."""
 
     def run(client: str, says: dict[str, str]) -> dict:
-        if CLIENTS[client].is_node and shutil.which("npm") is None:
-            pytest.skip("npm is not installed")
         markers = {name: server.lm.say(text) for name, text in says.items()}
         base = f"{server.base}/v1"
         found = environments.run(

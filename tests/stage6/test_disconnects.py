@@ -88,16 +88,18 @@ def test_left_in_the_queue(with_settings):
 
 def test_two_hundred_leave_and_the_next_is_served(live, endless):
     """As in vLLM: after 200 timeouts an answer comes within five seconds."""
+    unlimited = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=live.base, timeout=0.3, limits=unlimited) as http:
 
-    def leave() -> None:
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(live.base + CHAT, json=endless, timeout=0.3)
+        def leave() -> None:
+            with pytest.raises(httpx.TimeoutException):
+                http.post(CHAT, json=endless)
 
-    threads = [threading.Thread(target=leave) for _ in range(200)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+        threads = [threading.Thread(target=leave) for _ in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
     answer = live.http.post(CHAT, json=live.chat(live.lm.say("Hello")), timeout=5)
     assert answer.json()["choices"][0]["message"]["content"] == "Hello"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 import openai
@@ -16,6 +16,7 @@ from support.waiting import wait_for
 
 from common.generate import LLM
 from common.sampling_params import SamplingParams
+from common.stages import find_stage
 from stage6_api.served import Served, Settings
 from stage6_api.server import Application
 
@@ -115,8 +116,8 @@ def offline(llm: LLM, chats: list[Asked]) -> list[tuple[str, str, int]]:
 @pytest.mark.timeout(200)
 def test_two_hundred_streams():
     """Far more than fit into the batch, or into the memory, at a time."""
-    chats = many(200, longest=40)
-    expected = offline(LLM(**TINY, kv_bytes=8 << 20, max_num_seqs=8), chats)
+    chats = many(200, longest=24)
+    expected = offline(LLM(**TINY, kv_bytes=8 << 20, max_num_seqs=32), chats)
     assert len({text for text, _, _ in expected}) > 150
     llm = LLM(**TINY, kv_bytes=TINY_KV, max_num_seqs=64)
     with serving(llm) as base:
@@ -170,8 +171,9 @@ def test_random_disconnects_leak_nothing():
 def test_sixteen_streams_of_the_real_model():
     """In float32, where what else is in the batch cannot change an answer."""
     options = {"dtype": "float32", "max_model_len": 512, "kv_bytes": 128 << 20}
-    chats = many(16, longest=24)
-    llm = LLM(**options)
-    expected = offline(LLM(**options, max_num_seqs=4), chats)
+    chats = many(16, longest=16)
+    llm = LLM(**options, max_num_seqs=4)
+    expected = offline(llm, chats)
+    llm.engine = find_stage(llm.stage)[1].resolve()(llm.model, replace(llm.config, max_num_seqs=16))
     with serving(llm) as base:
         assert asyncio.run(read_all(base, chats)) == expected

@@ -138,7 +138,10 @@ def test_logprobs(live):
     streamed = [
         entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]
     ]
-    assert streamed == scores[:-1]  # the last one is the end's, which has no text
+    assert streamed in (
+        scores[:-1],
+        scores,
+    )  # the end's own has no text: it may come with the last text, or later
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == scores
 
 
@@ -193,7 +196,8 @@ def test_function_calls(live):
 def test_forced_function_call(live):
     """R10: required and named choices are honoured by a model that has nothing to say about it."""
     for choice in ("required", {"type": "function", "name": "weather"}):
-        answer = post(live, input="random", tools=[WEATHER], tool_choice=choice, temperature=1, seed=1)
+        more = {"parallel_tool_calls": False, "temperature": 1, "seed": 1}
+        answer = post(live, input="random", tools=[WEATHER], tool_choice=choice, **more)
         [call] = [item for item in answer["output"] if item["type"] == "function_call"][:1]
         assert set(json.loads(call["arguments"])) == {"city"}
 

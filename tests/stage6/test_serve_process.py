@@ -15,7 +15,9 @@ import httpx
 import pytest
 from support.waiting import wait_for
 
-SMALL = ["--model", "tiny-llama", "--dtype", "float32", "--kv-bytes", "4MiB", "--max-model-len", "1024"]
+SMALL = ["--model", "tiny-llama", "--dtype", "float32", "--kernel", "reference", "--kv-bytes", "4MiB",
+         "--max-model-len", "1024"]  # fmt: skip
+KEY = "a-key"
 # A tiny model answers faster than a test can send a signal, so each forward takes at least this long.
 SLOW = """
 import sys, time
@@ -39,6 +41,8 @@ class Process:
         command = [sys.executable, "-c", SLOW, *SMALL, "--port", "0", *arguments]
         self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.lines: list[str] = []
+        # Made once, which takes longer than a request.
+        self.http = httpx.Client(timeout=20, headers={"Authorization": f"Bearer {KEY}"})
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -56,7 +60,7 @@ class Process:
 
     def ask(self, **more) -> httpx.Response:
         body = {"prompt": "a b c", "max_tokens": 20, "temperature": 0, "ignore_eos": True, **more}
-        return httpx.post(f"{self.base}/v1/completions", json=body, timeout=20)
+        return self.http.post(f"{self.base}/v1/completions", json=body)
 
     def ask_in_background(self, count: int, **more) -> tuple[list, list[threading.Thread]]:
         """Answers, or the errors in their place, once the threads have ended."""
@@ -71,7 +75,7 @@ class Process:
         threads = [threading.Thread(target=one) for _ in range(count)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: httpx.get(f"{self.base}/load").json()["server_load"] == count)
+        wait_for(lambda: self.http.get(f"{self.base}/load").json()["server_load"] == count)
         return got, threads
 
 
@@ -85,28 +89,29 @@ def process(*arguments: str):
     finally:
         server.popen.kill()
         server.popen.wait()
+        server.http.close()
 
 
 @pytest.mark.slow
 def test_start_and_end():
     """The message at the start; running requests finish after SIGTERM, new ones get 503, exit code 0 (S34, S37)."""
-    with process("--served-model-name", "mine", "--api-key", "k") as server:
+    with process("--served-model-name", "mine", "--api-key", KEY) as server:
         assert re.search(r"model +mine \(float32, cpu\) on stage\d_\w+", server.text)
         tokens, requests = re.search(
             r"(\d+) tokens, that is ([\d.]+) requests of the full 1024", server.text
         ).groups()
         assert float(requests) == pytest.approx(int(tokens) / 1024, abs=0.06)
         assert server.base.startswith("http://127.0.0.1:")
-        assert server.ask().status_code == 401
-    with process() as server:
-        got, threads = server.ask_in_background(10, max_tokens=30)
+        wrong = {"Authorization": "Bearer wrong"}
+        assert server.http.post(f"{server.base}/v1/completions", json={}, headers=wrong).status_code == 401
+        got, threads = server.ask_in_background(10, max_tokens=60)
         server.popen.send_signal(signal.SIGTERM)
-        wait_for(lambda: httpx.get(f"{server.base}/health").status_code == 503)
+        wait_for(lambda: server.http.get(f"{server.base}/health").status_code == 503)
         refused = server.ask()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         for thread in threads:
             thread.join(20)
-        assert [answer.json()["usage"]["completion_tokens"] for answer in got] == [30] * 10
+        assert [answer.json()["usage"]["completion_tokens"] for answer in got] == [60] * 10
         assert server.popen.wait(10) == 0
 
 

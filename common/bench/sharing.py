@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from common.bench.beam_picture import beam_picture
 from common.bench.harness import new_console, pick_stages, progress
 from common.bench.job import Job, run_fresh, run_here
 from common.bench.report import publish
@@ -31,7 +32,7 @@ from common.bench.sharing_report import sharing_report
 from common.bench.sharing_speed import SYSTEM, first_tokens, hash_cost, prefix_reading
 from common.bench.workloads import trace_hash
 from common.errors import InvalidValue
-from common.model.loader import load_model, read_config, resolve, resolve_dtype
+from common.model.loader import load_model, load_tokenizer, read_config, resolve, resolve_dtype
 from common.protocol import Model
 
 UNCACHED = "stage 5, cache off"
@@ -115,8 +116,8 @@ def run(
     with progress(console) as bars:
         bar = bars.add_task("sharing", total=None, note="")
         results |= _alone(base, names, scale, loaded, lambda what: bars.update(bar, advance=1, note=what))
-    pictures = [draw(names[-1], config, compute) for draw in (tree_picture, copy_picture)]
-    report = sharing_report(results, *pictures)
+    tree, copy = (draw(names[-1], config, compute) for draw in (tree_picture, copy_picture))
+    report = sharing_report(results, tree, copy, beam_picture(names[-1], loaded, load_tokenizer(model)))
     publish(report, console, out, "sharing", json)
     return results
 

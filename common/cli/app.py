@@ -12,9 +12,14 @@ import typer
 
 from common.cli.chat import chat
 from common.cli.course import diff, stages
+from common.cli.exercise import exercise
 from common.cli.generate import generate
-from common.cli.measure import bench, demo, roofline
+from common.cli.measure import bench, demo
+from common.cli.notebooks import notebooks
 from common.cli.options import spread
+from common.cli.profile import profile
+from common.cli.report import report
+from common.cli.roofline import roofline
 from common.cli.serve import serve
 from common.errors import SixstageError
 
@@ -40,9 +45,11 @@ def _sixstage(
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 app.callback(invoke_without_command=True)(spread(_sixstage))
-for command in (demo, generate, chat, serve, roofline, diff, stages):
+for command in (demo, generate, chat, serve, roofline, diff, stages, report, notebooks):
     app.command()(spread(command))
+bench.command()(spread(profile))
 app.add_typer(bench)
+app.add_typer(exercise)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,7 @@
-"""`sixstage demo`, `bench` and `roofline`: what each idea is worth, measured."""
+"""`sixstage demo` and `bench`: what each idea is worth, measured."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,16 +11,14 @@ from typer.core import TyperGroup
 
 from common.cli.options import (
     DEFAULT_MODEL,
-    Dtype,
     Json,
-    Model,
     Quick,
     check_folder,
     check_target,
     parse_size,
     spread,
 )
-from common.files import write_file
+from common.cli.peers import peers
 from common.stages import find_stage
 
 OWN = "the experiment's own"
@@ -164,6 +161,38 @@ def stages(
     run(**arguments)
 
 
+def step(experiment: Experiment) -> None:
+    """Take a step apart: how its time grows with the text, where it goes, and what the machine could do.
+
+    \b
+    Examples:
+      sixstage bench step
+      sixstage bench step --stage 4 --stage 5
+
+    Look at: the time of the next token in stage 1, before and after a long text.
+    """
+    arguments = experiment.given()
+    from common.bench.step import run  # noqa: PLC0415
+
+    run(**arguments)
+
+
+def cache(experiment: Experiment, max_num_seqs: MaxNumSeqs = None) -> None:
+    """Remember K/V, or do not: what a cache is worth, and what its contiguous reservations cost.
+
+    \b
+    Examples:
+      sixstage bench cache
+      sixstage bench cache --quick --json cache.json
+
+    Look at: tokens computed for each token of an answer, with and without a cache.
+    """
+    arguments = experiment.given(max_num_seqs=max_num_seqs)
+    from common.bench.cache import run  # noqa: PLC0415
+
+    run(**arguments)
+
+
 def capacity(experiment: Experiment) -> None:
     """Fill the same KV memory with the same requests: how many are resident, and what the bytes hold.
 
@@ -235,39 +264,6 @@ def serve(experiment: Experiment, max_num_seqs: MaxNumSeqs = None) -> None:
     run(**arguments)
 
 
-def roofline(
-    model: Model = DEFAULT_MODEL, dtype: Dtype = "auto", json_file: Json = None, quick: Quick = False
-) -> None:
-    """Measure what this machine could do at best, and how near one forward comes.
-
-    A decode step reads every weight once, so read bandwidth is its floor; a long prompt multiplies, so FLOP/s
-    are.  The linear layers alone are timed against a whole forward without attention, at 1 to 64 tokens.
-
-    \b
-    Examples:
-      sixstage roofline
-      sixstage roofline --dtype float32 --json roofline.json
-
-    Look at: how little a forward of 16 tokens costs more than one of a single token. Batching lives on that.
-    """
-    check_target("--json", json_file)
-    import torch  # noqa: PLC0415
-
-    from common.bench.environment import environment  # noqa: PLC0415
-    from common.bench.roofline import measure  # noqa: PLC0415
-    from common.model.loader import read_config, resolve, resolve_dtype  # noqa: PLC0415
-
-    compute_dtype = resolve_dtype(dtype, torch.device("cpu"))
-    config = read_config(resolve(model))
-    found = (
-        measure(config, compute_dtype, rows=(1, 16), rounds=5) if quick else measure(config, compute_dtype)
-    )
-    typer.echo(found.to_markdown())
-    if json_file is not None:
-        figures = {"environment": environment(model=model, dtype=found.dtype), **found.to_json()}
-        write_file(json_file, json.dumps(figures, indent=1) + "\n")
-
-
 bench.callback()(spread(_bench))
-for command in (stages, capacity, batching, sharing, serve):
+for command in (stages, step, cache, capacity, batching, sharing, serve, peers):
     bench.command()(spread(command))

@@ -22,9 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import InvalidValue
-from common.stages import STAGES, find_stage
+from common.stages import STAGES
 
 Kind = Literal["edited", "rewritten", "new", "same", "left behind"]
+
+IDEAS = {name: stage.idea for name, stage in STAGES.items()} | {
+    "stage6_api": "the same engine behind the OpenAI API"
+}
+"""The chapters' packages.  The last one is no engine, so the registry does not know it."""
 
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
 """Colour of a diff line, by its first character."""
@@ -72,15 +77,20 @@ class StageDiff:
 
 
 def stage_diff(before: str | int, after: str | int) -> StageDiff:
-    """Compare two stages, named as `find_stage` takes them.
+    """Compare two stages, by name ("stage2_kvcache") or number (2, "2").
+
+    A stage without an `engine.py` (the server) works on the other's engine as it is and leaves nothing behind.
 
     Raises:
         InvalidValue: there is no such stage, or both are the same one.
     """
-    old_name, new_name = find_stage(before)[0], find_stage(after)[0]
+    old_name, new_name = _find(before), _find(after)
     if old_name == new_name:
         raise InvalidValue("stage", after, f"a stage other than {old_name}")
     old, new = read_stage(old_name), read_stage(new_name)
+    if "engine.py" not in new:
+        files = [compare(name, None, source) for name, source in sorted(new.items())]
+        return StageDiff(old_name, new_name, tuple(files), (old_name,))
     imported = imported_modules(new_name, new)
     taken = tuple(f"{module}." for module in imported)
     names = {name for name in old if not f"{_module(old_name, name)}.".startswith(taken)} | new.keys()
@@ -149,16 +159,13 @@ def function_sources(source: str) -> dict[str, str]:
 
 
 def imported_modules(stage: str, sources: dict[str, str]) -> list[str]:
-    """Modules of other stages that a stage's files import, and what those import in turn; sorted.
-
-    A package stands for all that is in it.
-    """
+    """Modules of other stages that a stage's files import, and what those import in turn; a package is one of them."""
     found: set[str] = set()
     todo = list(sources.values())
     while todo:
         for module in _imports(todo.pop()):
             home = module.partition(".")[0]
-            if home not in STAGES or home == stage or module in found:
+            if home not in IDEAS or home == stage or module in found:
                 continue
             known = {_module(home, name): source for name, source in read_stage(home).items()}
             if module in known:
@@ -187,14 +194,14 @@ def render(diff: StageDiff, everything: bool = False) -> RenderableType:
 def to_html(diff: StageDiff) -> str:
     """The diff as one self-contained page that follows the reader's light or dark setting."""
     title = f"{diff.before} → {diff.after}"
-    idea = STAGES[diff.after].idea
+    idea = IDEAS[diff.after]
     rows = "\n".join(
         f"<tr><td>{html.escape(file.name)}</td><td>{file.kind}</td><td class='add'>+{file.added}</td>"
         f"<td class='del'>-{file.removed}</td><td>{html.escape(_functions_note(file))}</td></tr>"
         for file in diff.files
     )
-    imported = "".join(f"<p>imported unchanged: <code>{html.escape(module)}</code></p>"
-                       for module in diff.imported)  # fmt: skip
+    names = ", ".join(f"<code>{html.escape(module)}</code>" for module in diff.imported)
+    imported = f"<p>imported unchanged: {names}</p>" if names else ""
     return (
         f"<!doctype html>\n<html lang='en'>\n<head><meta charset='utf-8'><title>{title}</title>"
         "<meta name='viewport' content='width=device-width'>\n"
@@ -202,6 +209,13 @@ def to_html(diff: StageDiff) -> str:
         "<table><tr><th>file</th><th></th><th>added</th><th>removed</th><th>functions</th></tr>\n"
         f"{rows}\n</table>\n{imported}\n{''.join(_html_files(diff))}</body>\n</html>\n"
     )
+
+
+def _find(name: str | int) -> str:
+    for key in IDEAS:
+        if str(name) in (key, key[len("stage")]):
+            return key
+    raise InvalidValue("stage", name, ", ".join(IDEAS))
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -253,7 +267,7 @@ def _summary(diff: StageDiff) -> RenderableType:
     for module in diff.imported:
         table.add_row(module, "imported unchanged", "", "")
     notes = [f"{f.name}, functions (+ new, - gone): {_functions_note(f)}" for f in diff.of_kind("edited")]
-    title = Text(f"{diff.before} → {diff.after}: {STAGES[diff.after].idea}", style="bold")
+    title = Text(f"{diff.before} → {diff.after}: {IDEAS[diff.after]}", style="bold")
     return Group(title, Text(), table, Text(), *(Text(note) for note in notes))
 
 

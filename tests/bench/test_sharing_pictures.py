@@ -6,6 +6,7 @@ import torch
 from matplotlib.colors import to_rgba
 from support.scripted import scripted_config
 
+from common.bench.beam_picture import PROMPT, STEPS, WIDTH, record_beams
 from common.bench.sharing_pictures import (
     SYSTEM,
     copy_picture,
@@ -14,9 +15,11 @@ from common.bench.sharing_pictures import (
     record_tree,
     tree_picture,
 )
-from common.course.pictures import TreeBlock, block_tree
+from common.course.pictures import BeamNode, TreeBlock, beam_tree, block_tree
+from common.course.pictures.beam_tree import survivors
 from common.course.pictures.block_tree import OWN, SHARED, place_blocks
 from common.course.pictures.palette import REQUESTS
+from common.model.loader import load_model, load_tokenizer
 from stage5_prefix_sharing.block_pool import CacheEvent
 
 STAGE = "stage5_prefix_sharing"
@@ -118,6 +121,32 @@ def test_copy_is_drawn_as_it_is():
         True,
         False,
     ]
+
+
+def test_beams_grow_from_the_beams_before_them():
+    """A real search of a tiny model: four beams a step, each a child of one of the four before."""
+    tokenizer = load_tokenizer("tiny-llama")
+    steps = record_beams(STAGE, load_model("tiny-llama", dtype="float32"), tokenizer)
+    assert len(steps) == STEPS
+    assert [len(beams) for beams in steps] == [WIDTH] * STEPS
+    assert {beam.parent for beam in steps[0]} == {0}
+    assert all(0 <= beam.parent < WIDTH for beams in steps for beam in beams)
+    computed = len(tokenizer.encode(PROMPT)) + STEPS - 1  # the newest token comes with the next forward
+    assert {beam.shared + beam.own for beam in steps[-1]} == {-(-computed // 4)}
+    assert all(beam.shared >= 1 for beam in steps[-1]), "the prompt's blocks are everybody's"
+
+
+def test_dropped_branches_are_not_kept():
+    """Beam 1 of the first step has a child, and that child has none."""
+    node = BeamNode(0, "a", 1, 1)
+    steps = [[node, node], [node, BeamNode(1, "b", 1, 1)], [node, node]]
+    assert survivors(steps) == [{0}, {0}, {0, 1}]
+    axes = beam_tree("P", steps).axes[0]
+    solid = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert [tuple(line.get_xdata()) for line in solid] == [(0, 1), (1, 2), (2, 3), (2, 3)]
+    assert [text.get_text() for text in axes.texts if "shared" in text.get_text()] == [
+        "1 shared + 1 own blocks"
+    ] * 2
 
 
 def test_pictures_say_in_words_what_they_show():

@@ -149,6 +149,8 @@ class TestMeasure:
         [
             (["demo"], "demo.run"),
             (["bench"], "run_stage.bench"),
+            (["bench", "step"], "step.run"),
+            (["bench", "cache"], "cache.run"),
             (["bench", "capacity"], "capacity.run"),
             (["bench", "batching"], "batching.run"),
             (["bench", "sharing"], "sharing.run"),
@@ -167,6 +169,7 @@ class TestMeasure:
         [
             (["demo"], "demo.run"),
             (["bench"], "run_stage.bench"),
+            (["bench", "cache"], "cache.run"),
             (["bench", "batching"], "batching.run"),
             (["bench", "sharing"], "sharing.run"),
             (["bench", "serve"], "serve.run"),

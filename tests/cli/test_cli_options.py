@@ -94,7 +94,17 @@ def test_help_teaches(sixstage, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["demo", "bench stages", "bench capacity", "bench batching", "bench sharing", "bench serve", "roofline"],
+    [
+        "demo",
+        "bench stages",
+        "bench step",
+        "bench cache",
+        "bench capacity",
+        "bench batching",
+        "bench sharing",
+        "bench serve",
+        "roofline",
+    ],
 )
 def test_measuring_commands_take_json_and_quick(name):
     assert {"json_file", "quick"} <= {option.name for option in commands()[name].params}

@@ -195,6 +195,18 @@ def test_counts_agree_with_a_replay_of_the_diff():
             assert line[1:] in rest_new
 
 
+def test_the_server_changes_nothing_below_it():
+    """All its files are new, all of stage 5 is used as it is, and the page says so."""
+    diff = stage_diff(5, 6)
+    assert {file.kind for file in diff.files} == {"new"}
+    assert "async_engine.py" in {file.name for file in diff.files}
+    assert diff.imported == ("stage5_prefix_sharing",)
+    assert "imported unchanged: <code>stage5_prefix_sharing</code>" in to_html(diff)
+    out = StringIO()
+    Console(file=out, width=120).print(render(diff))
+    assert "stage5_prefix_sharing → stage6_api: the same engine" in out.getvalue()
+
+
 @pytest.mark.parametrize("pair", [(1, 9), ("stage1", 2), (2, 2)])
 def test_unknown_or_equal_stages_are_refused(pair):
     with pytest.raises(InvalidValue, match="stage: got"):

@@ -13,10 +13,13 @@ from support.counting import counting_engine
 from common.bench.memory import Split
 from common.bench.record import Recorder, Run
 from common.course.pictures import (
+    Piece,
+    Slab,
     block_table,
     kv_growth,
     memory_bars,
     memory_map,
+    reservations,
     slot_timeline,
     throughput_bars,
     to_png,
@@ -146,6 +149,29 @@ def test_block_table() -> None:
         if isinstance(patch, Rectangle) and patch.get_facecolor()[3] == 1.0 and patch.get_fill():
             solid[patch.get_x(), patch.get_y()] = patch.get_width()
     assert solid == {(0, 0): 0.5, (3, 0): 1.0, (1, 1): 1.0}, "A's second block holds 2 of 4 tokens"
+
+
+def test_reservations() -> None:
+    """Each stretch in its place, three kinds side by side; what is free is dotted only where somebody waits."""
+    slabs = {
+        "a": Slab(100, (Piece(0, 10, 20, 30), Piece(70, 5, 0, 5)), somebody_waits=True),
+        "b": Slab(80, (Piece(0, 0, 0, 40),), somebody_waits=False),
+    }
+    axes = reservations(slabs).axes[0]
+    bars = [
+        (bar.get_x(), bar.get_width(), to_rgba(bar.get_facecolor()))
+        for bar in axes.patches
+        if bar.get_width()
+    ]
+    kinds = {kind: to_rgba(mark.color) for kind, mark in MEMORY.items()}
+    assert bars == [
+        (0, 100, kinds["external"]),
+        (0, 10, kinds["token_states"]), (10, 20, kinds["reservation"]), (30, 30, kinds["internal"]),
+        (70, 5, kinds["token_states"]), (75, 5, kinds["internal"]),
+        (0, 80, kinds["rest"]), (0, 40, kinds["internal"]),
+    ]  # fmt: skip
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a\n2 requests", "b\n1 requests"]
+    assert axes.get_xlim() == (0, 100)
 
 
 def test_kv_growth_of_stage_1_is_a_triangle_and_of_stage_2_a_staircase() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from common.bench.record import Run
 from common.course.pictures.palette import (
@@ -81,6 +82,7 @@ def kv_growth(run: Run, request_id: str, title: str = "", index: int = 0) -> Fig
         axes.barh(row, part.num_new, left=known, height=0.85, color=color)
     axes.set_xlim(0, longest)
     axes.set_ylim(len(parts) - 0.5, -0.5)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     dress(axes, title, "position in the sequence", "forward")
     cached = Patch(label="K/V read from the cache", **hatched(color))
     legend(figure, [Patch(facecolor=color, label="computed in this forward"), cached])

@@ -209,7 +209,7 @@ def _tell(outcome: Outcome, path: Path) -> None:
     console, found = _console(), outcome.exercise
     console.print(
         Text.assemble(
-            (f"{found.id}  {found.title}: ", "bold"), (outcome.state, STYLES.get(outcome.state, ""))
+            (f"{found.id}  {found.title}: ", "bold"), (WORDS[outcome.state], STYLES.get(outcome.state, ""))
         )
     )
     for line in in_words(outcome, path):

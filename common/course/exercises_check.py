@@ -112,7 +112,7 @@ def make_job(
         "environment": {"TRITON_INTERPRET": "1"} if exercise.interpreted else {},
         "seconds": seconds,
         "picture": exercise.picture if picture is not None else "",
-        "picture_file": str(picture),
+        "picture_file": "" if picture is None else str(picture.absolute()),  # the worker is elsewhere
         "watch": WATCHED.get(exercise.stage, "") if exercise.picture == "timeline" else "",
     }
 

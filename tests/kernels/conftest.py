@@ -7,20 +7,11 @@ folder once more with TRITON_INTERPRET=1, and there only "triton" runs, on thinn
 
 from __future__ import annotations
 
-import os
-
 import pytest
-import torch
 from paged_cases import KernelUnderTest
+from support.interpreter import INTERPRETED, needs_gpu
 
 from stage3_paged.kernels import load_kernel
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

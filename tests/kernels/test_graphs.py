@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import INTERPRETED, needs_gpu
 from support.engines import ask, build, run, tokens
+from support.interpreter import INTERPRETED, needs_gpu
 from support.invariants import check_drained, poison_free_memory
 from support.tape import TapeRecorder
 

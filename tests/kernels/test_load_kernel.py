@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from conftest import INTERPRETED
+from support.interpreter import INTERPRETED
 
 from common.errors import InvalidValue, ModelError
 from stage3_paged.kernels import load_kernel

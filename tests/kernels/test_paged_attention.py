@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import INTERPRETED
 from paged_cases import DTYPES, Case, KernelUnderTest, Paged, batches, sweep, thinned
+from support.interpreter import INTERPRETED
 
 from common.errors import InvalidValue
 

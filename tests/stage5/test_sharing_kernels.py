@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 from support.engines import ask, build, run, tokens
+from support.interpreter import INTERPRETED
 from support.invariants import check_drained, check_memory, poison_free_memory
 from tagged import TaggedModel
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS = ["triton"] if INTERPRETED else ["reference", "cpu"]
 
 

@@ -205,7 +205,9 @@ def test_the_whole_command(tmp_path, monkeypatch):
     assert f"| stage5_prefix_sharing | {prompt_tokens_computed(after):,.0f} |" in text
     assert f"ideal, whole blocks | {found['chat']['ideal']:.1%}" in text
     assert "Where it loses" in text
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"sharing-tree.svg", "sharing-copy.svg"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == {
+        "sharing-tree.svg", "sharing-copy.svg", "sharing-beams.svg",
+    }  # fmt: skip
 
 
 def test_a_stage_that_shares_is_needed(tmp_path):

@@ -30,9 +30,8 @@ $(COURSE): $(STAMP)
 demo: $(STAMP)  ## run the same real chats through every stage; writes reports/demo.html
 	$(BIN)/sixstage demo
 
-test: $(STAMP)  ## run all tests, the slow ones too: on all cores, and then, alone, what measures time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore tests/benchmarks
-	$(BIN)/python -m pytest tests/benchmarks
+test: $(STAMP)  ## run all tests, the slow ones too
+	$(BIN)/python -m pytest
 
 test-fast: $(STAMP)  ## run the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow and not model135'

@@ -46,7 +46,7 @@ def test_what_is_no_result_is_refused_in_a_line(text: str | None, tmp_path: Path
     path = tmp_path / "x.json"
     if text is not None:
         path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(InvalidValue, match=r"file: got '.*x\.json'") as error:
+    with pytest.raises(InvalidValue, match="file: got '/") as error:
         make_page([path], tmp_path / "page.html")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "page.html").exists()

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 TINY = {"model": "tiny-llama", "dtype": "float32", "kernel": "reference", "max_model_len": 256, "block_size": 4,
         "max_num_batched_tokens": 256}  # fmt: skip
 TINY_KV = (
-    1500 * 512
-)  # bytes: a few dozen of the conversations below, so that hundreds queue and some are preempted
+    700 * 512
+)  # bytes: a dozen of the conversations below, so that hundreds queue and some are preempted
 WORDS = [
     "the",
     "cat",

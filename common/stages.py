@@ -66,3 +66,29 @@ def find_stage(name: str | int) -> tuple[str, Stage]:
         if str(name) in (key, str(stage.number)):
             return key, stage
     raise InvalidValue("stage", name, ", ".join(STAGES))
+
+
+SERVER = "stage6_api"
+"""The last stage of the course.  It serves the engine of any other and has none of its own."""
+
+IDEAS = {name: stage.idea for name, stage in STAGES.items()} | {
+    SERVER: "the same engine behind the OpenAI API"
+}
+"""Name -> idea of every stage of the course, in order."""
+
+
+def find_chapter(name: str | int) -> str:
+    """Name of a stage of the course, given by its name ("stage6_api") or number (6, "6").
+
+    Raises:
+        InvalidValue: there is no such stage; the message lists those there are.
+    """
+    for key in IDEAS:
+        if str(name) in (key, find_number(key)):
+            return key
+    raise InvalidValue("stage", name, ", ".join(IDEAS))
+
+
+def find_number(stage: str) -> str:
+    """A stage's number out of its name: "3" of "stage3_paged"."""
+    return stage[len("stage") : stage.index("_")]

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from common.bench.arrivals import Arrival
 from common.bench.batching_report import batching_report
-from common.bench.harness import pick_stages, progress, run_stage
+from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.job import Job
 from common.bench.record import Run
 from common.bench.report import publish
@@ -88,7 +88,7 @@ def run(
     Raises:
         SixstageError: a value or the model cannot be used, a run failed, a file cannot be written.
     """
-    names, console = pick_stages((1, 3, 4) if stages is None else stages), Console()
+    names, console = pick_stages((1, 3, 4) if stages is None else stages), new_console()
     if names[-1] < "stage4":
         raise InvalidValue("stages", names, "at least one that batches continuously (stage 4 on)")
     scale = QUICK if quick else FULL

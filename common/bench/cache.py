@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from common.bench.cache_report import cache_report
-from common.bench.capacity import CONTEXT, PLACES, SLOTS, TOKENS, systems
+from common.bench.capacity import CONTEXT, PLACES, SLOTS, TOKENS, count, systems
 from common.bench.harness import new_console, pick_stages, run_stage
 from common.bench.job import Job, run_fresh, run_here
 from common.bench.metrics import summarise
@@ -116,15 +116,6 @@ def run(
     }
     publish(cache_report(results, growth, tail), console, out, "cache", json)
     return results
-
-
-def count(job: Job, config: ModelConfig, dtype: torch.dtype) -> Run:
-    """Replay a job's trace through its stage without a model, every forward recorded with its memory."""
-    replay = Replay(job.trace(config.vocab_size), config)
-    return run_stage(
-        job.stage, ShapeOnly(config, dtype), job.engine_config(), replay.first,
-        wrap=lambda _: replay.script(CountingExecutor()), follow=replay.follow, warm=False,
-    )  # fmt: skip
 
 
 def grow(stage: str, config: ModelConfig, dtype: torch.dtype) -> Run:

@@ -28,6 +28,7 @@ from common.bench.capacity_report import capacity_report
 from common.bench.harness import new_console, pick_stages, progress, run_stage
 from common.bench.job import Job, run_fresh, run_here
 from common.bench.metrics import summarise
+from common.bench.record import Run
 from common.bench.replay import Replay
 from common.bench.report import publish
 from common.bench.run_stage import collect, run_all
@@ -146,22 +147,33 @@ def block_sizes(stages: Iterable[str], scale: Scale) -> dict[str, dict[str, Any]
     }
 
 
-def count_memory(job: Job, config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Replay a job's trace through its stage without a model; the figures, times left out.
+def count(job: Job, config: ModelConfig, dtype: torch.dtype, memory_every: int = 1) -> Run:
+    """Replay a job's trace through its stage without a model.
 
     The engine, its allocator and its schedule are the real ones; only the tokens are not computed.
+
+    Args:
+        job: the stage, its limits and the trace.
+        config: of the model that is not there.
+        dtype: of its K/V.
+        memory_every: forwards from one look at the memory to the next.
     """
     replay = Replay(job.trace(config.vocab_size), config)
-    recorded = run_stage(
+    return run_stage(
         job.stage,
         ShapeOnly(config, dtype),
         job.engine_config(),
         replay.first,
         wrap=lambda _: replay.script(CountingExecutor()),
         follow=replay.follow,
-        memory_every=MEMORY_EVERY,
+        memory_every=memory_every,
         warm=False,
     )
+
+
+def count_memory(job: Job, config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The figures of `count`, times left out."""
+    recorded = count(job, config, dtype, MEMORY_EVERY)
     clocked = ("seconds", "output_tok_s", "total_tok_s", "ttft_s", "tpot_s")
     return {key: value for key, value in summarise(recorded).items() if key not in clocked}
 

@@ -61,9 +61,9 @@ def start(
 ) -> None:
     """Write a stage's files with the exercises cut out, for you to fill in."""
     check_folder("--workspace", workspace)
-    from common.course.exercises import find_course_stage, find_number  # noqa: PLC0415
+    from common.stages import find_chapter, find_number  # noqa: PLC0415
 
-    name = find_course_stage(stage)
+    name = find_chapter(stage)
     for path in _workspace(workspace, name).begin(force):
         typer.echo(f"wrote {path}")
     typer.echo(f"look for TODO in the files, then: sixstage exercise check {find_number(name)}")

@@ -32,10 +32,11 @@ def notebooks(stages: Stages = None, out: Folder = None, solved: Solved = False)
 
     Look at: how long it takes. A cell that needs more than 30 seconds ends the build.
     """
-    from common.course.notebook_build import build, find_notebook  # noqa: PLC0415
+    from common.course.notebook_build import build  # noqa: PLC0415
     from common.errors import InvalidValue  # noqa: PLC0415
+    from common.stages import IDEAS, find_chapter  # noqa: PLC0415
 
-    names = [find_notebook(stage) for stage in stages or range(1, 7)]
+    names = [find_chapter(stage) for stage in stages or IDEAS]
     if solved and out is None:
         raise InvalidValue("--solved", True, "only with --out: the stored notebooks are the learner's")
     if out is not None:

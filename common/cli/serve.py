@@ -11,12 +11,11 @@ import typer
 from common.cli.options import EngineOptions, engine, option, parse_size
 from common.config import EngineConfig
 from common.errors import InvalidValue
-from common.stages import STAGES
+from common.stages import SERVER, STAGES
 
 if TYPE_CHECKING:
     from common.generate import LLM
 
-SERVER = "stage6_api"  # named, not imported: stages import common, never the other way
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

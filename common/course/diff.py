@@ -22,14 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import InvalidValue
-from common.stages import STAGES
+from common.stages import IDEAS, find_chapter
 
 Kind = Literal["edited", "rewritten", "new", "same", "left behind"]
-
-IDEAS = {name: stage.idea for name, stage in STAGES.items()} | {
-    "stage6_api": "the same engine behind the OpenAI API"
-}
-"""The chapters' packages.  The last one is no engine, so the registry does not know it."""
 
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
 """Colour of a diff line, by its first character."""
@@ -84,7 +79,7 @@ def stage_diff(before: str | int, after: str | int) -> StageDiff:
     Raises:
         InvalidValue: there is no such stage, or both are the same one.
     """
-    old_name, new_name = _find(before), _find(after)
+    old_name, new_name = find_chapter(before), find_chapter(after)
     if old_name == new_name:
         raise InvalidValue("stage", after, f"a stage other than {old_name}")
     old, new = read_stage(old_name), read_stage(new_name)
@@ -209,13 +204,6 @@ def to_html(diff: StageDiff) -> str:
         "<table><tr><th>file</th><th></th><th>added</th><th>removed</th><th>functions</th></tr>\n"
         f"{rows}\n</table>\n{imported}\n{''.join(_html_files(diff))}</body>\n</html>\n"
     )
-
-
-def _find(name: str | int) -> str:
-    for key in IDEAS:
-        if str(name) in (key, key[len("stage")]):
-            return key
-    raise InvalidValue("stage", name, ", ".join(IDEAS))
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

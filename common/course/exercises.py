@@ -27,17 +27,14 @@ from pathlib import Path
 
 from common.course.diff import stage_folder
 from common.errors import InvalidValue
-from common.stages import STAGES
+from common.stages import IDEAS, find_chapter, find_number
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-SERVER = "stage6_api"
-"""A stage of the course, whether or not it is registered as an engine."""
-
-COURSE = tuple(dict.fromkeys((*STAGES, SERVER)))
+COURSE = tuple(IDEAS)
 
 
 @dataclass(frozen=True)
@@ -93,21 +90,9 @@ def listing(stage: str | int) -> tuple[Exercise, ...]:
     Raises:
         InvalidValue: there is no such stage, or an entry of its course.toml is not as it should be.
     """
-    name = find_course_stage(stage)
+    name = find_chapter(stage)
     text = (stage_folder(name) / "course.toml").read_text(encoding="utf-8")
     return tuple(_read(name, entry) for entry in tomllib.loads(text).get("exercises", ()))
-
-
-def find_course_stage(stage: str | int) -> str:
-    """Name of a stage of the course, given by name or number.
-
-    Raises:
-        InvalidValue: there is no such stage.
-    """
-    for name in COURSE:
-        if str(stage) in (name, name[len("stage") : name.index("_")]):
-            return name
-    raise InvalidValue("stage", stage, ", ".join(COURSE))
 
 
 def find_exercise(exercise_id: str) -> Exercise:
@@ -126,11 +111,6 @@ def find_exercise(exercise_id: str) -> Exercise:
     raise InvalidValue("exercise", exercise_id, allowed)
 
 
-def find_number(stage: str) -> str:
-    """A stage's number, as ids begin with it: "3" of "stage3_paged"."""
-    return stage[len("stage") : stage.index("_")]
-
-
 def choose(words: Iterable[str]) -> list[Exercise]:
     """Exercises named on a command line, where "3" is all of stage 3, but "3 3.2" only 3.2.
 
@@ -139,7 +119,7 @@ def choose(words: Iterable[str]) -> list[Exercise]:
     """
     words = list(words)
     ids = [word for word in words if re.fullmatch(r"\d+\.\d+", word)]
-    stages = [find_course_stage(word) for word in words if word not in ids]
+    stages = [find_chapter(word) for word in words if word not in ids]
     named = [find_exercise(word) for word in ids]
     whole = [stage for stage in stages if all(exercise.stage != stage for exercise in named)]
     return [*(exercise for stage in whole for exercise in listing(stage)), *named]

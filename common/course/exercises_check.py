@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import common
 from common.course.exercises import Exercise
-from common.course.exercises_cut import NoSuchFunction, function_lines, marker, transplanted
+from common.course.exercises_cut import NoSuchFunction, is_blank, transplanted
 from common.errors import SixstageError
 
 State = Literal["passed", "failed", "not begun"]
@@ -71,7 +71,7 @@ def check(
         for exercise in exercises:
             try:
                 text = donors[exercise.file].read_text(encoding="utf-8")
-                if marker(exercise.id) in function_lines(text, exercise.cut).of(text):
+                if is_blank(text, exercise):
                     early[exercise.id] = Outcome(exercise, "not begun", {})
                 else:
                     picture = pictures / f"{exercise.id}.png"
@@ -126,8 +126,7 @@ def run_jobs(jobs: Iterable[dict[str, Any]], root: Path) -> Iterator[dict[str, A
     jobs = list(jobs)
     if not jobs:
         return
-    # Kernels that need a GPU run in Triton's interpreter; only the plugins that the tests need are loaded.
-    settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # these tests need none
+    settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # these tests need no plugin
     command = [sys.executable, "-m", "common.course.exercises_worker"]
     pipe = subprocess.PIPE
     with subprocess.Popen(

@@ -102,6 +102,16 @@ def marker(exercise_id: str) -> str:
     return f'NotImplementedError("exercise {exercise_id}")'
 
 
+def is_blank(source: str, hole: Hole) -> bool:
+    """Whether nobody has filled the hole yet.
+
+    Raises:
+        NoSuchFunction: the source has no such function.
+        SyntaxError: it is not Python.
+    """
+    return marker(hole.id) in function_lines(source, hole.cut).of(source)
+
+
 def transplanted(reference: str, donor: str, cut: str) -> tuple[str, Lines, int]:
     """The reference with one function taken from another file.
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from common.course.exercises import Exercise, find_number, listing
+from common.course.exercises import Exercise, listing
 from common.course.exercises_cut import (
     NoSuchFunction,
     blanked,
-    function_lines,
-    marker,
+    is_blank,
     transplanted,
 )
 from common.errors import SixstageError
 from common.files import write_file
+from common.stages import find_number
 
 BACKUP = ".bak"
 
@@ -105,7 +105,7 @@ class Workspace:
             return ""
         text = self.path(exercise).read_text(encoding="utf-8")
         try:
-            if marker(exercise.id) in function_lines(text, exercise.cut).of(text):
+            if is_blank(text, exercise):
                 return "not begun"
         except (SyntaxError, NoSuchFunction):
             return "failed"

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from common.course.diff import stage_folder
 from common.errors import InvalidValue, ModelError
-from common.stages import STAGES as ENGINES
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-STAGES = (*ENGINES, "stage6_api")
 SOURCE, STORED = "workshop.md", "workshop.ipynb"
 CELL_SECONDS = 30  # the longest that a cell may take
 FOLDED = "<details>\n<summary>Solution</summary>\n\n```python\n{code}\n```\n\n</details>"
@@ -32,18 +30,6 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-
-
-def find_notebook(name: str | int) -> str:
-    """A stage's full name from its name ("stage6_api") or number (6, "6").
-
-    Raises:
-        InvalidValue: there is no such stage.
-    """
-    for stage in STAGES:
-        if str(name) in (stage, stage[5]):
-            return stage
-    raise InvalidValue("stage", name, ", ".join(STAGES))
 
 
 def read_source(stage: str) -> NotebookNode:
@@ -99,7 +85,7 @@ def build(stage: str, path: Path | None = None, solve: bool = False) -> Path:
     """Make and run a stage's notebook, and write it with its outputs.
 
     Args:
-        stage: a name from `STAGES`.
+        stage: name of a stage of the course.
         path: where to; None is the stage's own folder.
         solve: with the gaps filled.
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from support.counting import CONFIG, counting_engine
 
-from common.bench.cache import GROWN, count, grow, middle, run, slab_at, slab_figures, tail_figures
+from common.bench.cache import GROWN, grow, middle, run, slab_at, slab_figures, tail_figures
+from common.bench.capacity import count
 from common.bench.job import Job
 from common.bench.memory import split_steps
 from common.bench.record import Recorder

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import pytest
 
-from common.course.exercises import COURSE, Exercise, find_number, listing
+from common.course.exercises import COURSE, Exercise, listing
 from common.course.exercises_check import find_checkout, make_job, run_jobs
 from common.course.exercises_cut import blanked, function_lines, marker, transplanted
+from common.stages import find_number
 
 if sys.version_info >= (3, 11):
     import tomllib

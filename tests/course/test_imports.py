@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from common.course.diff import stage_folder
-from common.stages import STAGES
+from common.stages import IDEAS
 
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 40
-SERVER = "stage6_api"  # a stage of the course, but no engine, so it is not registered as one
-FOLDERS = {name: stage_folder(name) for name in ("common", *STAGES, SERVER)}
+FOLDERS = {name: stage_folder(name) for name in ("common", *IDEAS)}
 FILES = [(package, path) for package, folder in FOLDERS.items() for path in sorted(folder.rglob("*.py"))]
 TESTS = Path(__file__).parents[1]
 TRICKS = ("sys.path", "os.chdir", "site.addsitedir")

@@ -11,6 +11,7 @@ from common.course import notebook, notebook_build
 from common.course.notebook import check, predicted
 from common.course.notebook_pictures import RIGHT, arrivals, bars, compare, curves, parted
 from common.errors import InvalidValue
+from common.stages import find_chapter
 
 SOURCE = """# A title
 
@@ -159,9 +160,9 @@ class TestBuild:
         assert stored.metadata == notebook_build.METADATA
 
     def test_find_notebook(self):
-        assert notebook_build.find_notebook("6") == notebook_build.find_notebook("stage6_api") == "stage6_api"
+        assert find_chapter("6") == find_chapter("stage6_api") == "stage6_api"
         with pytest.raises(InvalidValue, match="stage"):
-            notebook_build.find_notebook("7")
+            find_chapter("7")
 
 
 def test_command_refuses_to_store_solutions(sixstage_error):

@@ -15,11 +15,12 @@ import nbformat
 import pytest
 
 from common.course.diff import stage_folder
-from common.course.notebook_build import STAGES, STORED, execute, learners, read_source, solved
+from common.course.notebook_build import STORED, execute, learners, read_source, solved
+from common.stages import IDEAS
 
 LARGEST = 500_000  # bytes of a stored notebook
 PATIENCE = 120  # seconds for a cell here, where other work may run beside it; building one allows 30
-NEEDS_MODEL = [stage for stage in STAGES if stage != "stage3_paged"]
+NEEDS_MODEL = [stage for stage in IDEAS if stage != "stage3_paged"]
 MACHINE_PATH = re.compile(r"(?:/home/|/root/|/tmp/|/Users/|site-packages|[A-Z]:\\\\)")
 
 WRONG = {
@@ -93,7 +94,7 @@ def with_wrong_answers(source) -> tuple[nbformat.NotebookNode, list[str]]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(s, marks=[pytest.mark.model135] if s in NEEDS_MODEL else []) for s in STAGES],
+    params=[pytest.param(s, marks=[pytest.mark.model135] if s in NEEDS_MODEL else []) for s in IDEAS],
 )
 def ran(request):
     """A stage's notebook, run with gaps and filled in at the same time; and what the second one's checks should say."""
@@ -124,7 +125,7 @@ def test_notebook(ran):
                 assert out.text.startswith("compiling "), out.text  # kernels, once on each machine
 
 
-@pytest.mark.parametrize("workshop", STAGES)
+@pytest.mark.parametrize("workshop", IDEAS)
 def test_stored_notebook(workshop):
     """It is what its source makes, it has been run, it is small, and it tells nothing of the machine."""
     path = stage_folder(workshop) / STORED
@@ -146,7 +147,7 @@ def test_stored_notebook(workshop):
     assert all(out.metadata["image/png"]["alt"] for out in pictures)
 
 
-@pytest.mark.parametrize("workshop", STAGES)
+@pytest.mark.parametrize("workshop", IDEAS)
 def test_gaps_have_hints_and_wrong_answers(workshop):
     """Hints stand where they are needed; at least one wrong answer per notebook is kept here."""
     source = read_source(workshop)
@@ -158,7 +159,7 @@ def test_gaps_have_hints_and_wrong_answers(workshop):
     assert any(title.startswith(beginning) for title in titles for beginning in WRONG)
 
 
-@pytest.mark.parametrize("workshop", STAGES)
+@pytest.mark.parametrize("workshop", IDEAS)
 def test_code_is_clean(workshop):
     """No name unused, none undefined; and no line that a cell could not show whole."""
     cells = [cell.source for cell in code(solved(read_source(workshop)))]

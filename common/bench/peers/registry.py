@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 
 from common.errors import InvalidValue
 from common.model.fetch import DEFAULT_MODEL, WHEEL_MODELS
-from common.stages import STAGES
-
-SERVER = "stage6_api"
+from common.stages import SERVER, STAGES, find_chapter
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,7 @@ def pick_own(stages: Iterable[str | int] | None) -> dict[str, Contender]:
     found = own_stages()
     if stages is None:
         return found
-    numbers = {str(number): name for number, name in enumerate(found, start=1)}
-    wanted = {numbers.get(str(stage), str(stage)) for stage in stages}
-    if not wanted <= found.keys():
-        raise InvalidValue("stage", sorted(wanted - found.keys())[0], ", ".join(found))
+    wanted = {find_chapter(stage) for stage in stages}
     return {name: one for name, one in found.items() if name in wanted}
 
 

@@ -9,6 +9,9 @@ down the columns' weights.  Those lie in memory in just the order in which that 
 Each step multiplies that line with 4 bytes of every row of x: in float32 by a fused multiply-add, in bfloat16
 by the instruction that multiplies pairs and adds in float32 (AVX512_BF16).  A row's sums are added up in one
 order whatever rows stand beside it, so its result does not depend on its neighbours, not even in bfloat16.
+
+More than 8 rows take several passes down the same columns.  The first waits for memory, the others find the
+weight in a cache and wait for the multipliers; so each asks ahead for some of the next columns' weight.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ from numba import prange, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
-from common.compiled import LIKE, compiled, multiply_add, repeat, share_threads, splat
+from common.compiled import LIKE, compiled, multiply_add, prefetch, repeat, share_threads, splat
 from common.pages import pages
 
 LINE = 64  # bytes of a cache line and of a vector
 LANES = 16  # float32 sums in a vector
 WORD = 4  # bytes of one row of x that a step takes
+
+LINES_AHEAD = 2  # that a step asks for: the columns' weight (up to 3 a step) is there after two passes
 
 SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
 INT = ir.IntType(64)
@@ -137,7 +142,7 @@ def _pack(words, packed):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _tile(_, like, high, wide, weight, steps, x, out, out_row):  # type: ignore[no-untyped-def]
+def _tile(_, like, high, wide, weight, steps, x, out, out_row, ahead):  # type: ignore[no-untyped-def]
     """Sum one tile and store it: `high` rows of x by `wide` vectors of columns, one of SHAPES.
 
     Args:
@@ -149,6 +154,7 @@ def _tile(_, like, high, wide, weight, steps, x, out, out_row):  # type: ignore[
         x: address of the first row; the next begins behind its last word.
         out: address of the first sum.
         out_row: bytes from one row of it to the next.
+        ahead: address of the weight that will be wanted soon; nothing need be there.
     """
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -164,16 +170,19 @@ def _tile(_, like, high, wide, weight, steps, x, out, out_row):  # type: ignore[
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(like, high, wide, weight, steps, x, out, out_row), generate
+    return types.void(like, high, wide, weight, steps, x, out, out_row, ahead), generate
 
 
-def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row):  # type: ignore[no-untyped-def]
+def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row, ahead):  # type: ignore[no-untyped-def]
     """Emit the code of one shape; the sums stay in registers from the first step to the last."""
     sums = [ir.Constant(SUMS, [0.0] * LANES)] * (rows * columns)
     vector_bytes, row_bytes = (builder.mul(steps, INT(size)) for size in (LINE, WORD))
     stored_bytes = INT(LANES * like.bitwidth // 8)
 
     def step(i, sums):  # type: ignore[no-untyped-def]
+        asked = builder.add(ahead, builder.mul(i, INT(LINES_AHEAD * LINE)))
+        for n in range(LINES_AHEAD):
+            prefetch(builder, _at(builder, asked, n, INT(LINE), ir.IntType(8)))
         line = builder.add(weight, builder.mul(i, INT(LINE)))
         lines = [builder.load(_at(builder, line, c, vector_bytes, WORDS), align=LINE) for c in range(columns)]
         words_at = builder.add(x, builder.mul(i, INT(WORD)))
@@ -204,10 +213,13 @@ def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  
     tile_bytes = out_row // across
     for tile in prange(across):
         columns = weight + tile * wide * steps * LINE
+        following = columns + wide * steps * LINE
         for i in range((rows + high - 1) // high):
+            asked = LINES_AHEAD * i
+            ahead = following + asked * steps * LINE if asked < wide else columns
             first = min(i * high, rows - high)
             out_at = out + first * out_row + tile * tile_bytes
-            _tile(like, high, wide, columns, steps, x + first * steps * WORD, out_at, out_row)
+            _tile(like, high, wide, columns, steps, x + first * steps * WORD, out_at, out_row, ahead)
 
 
 def _multiply_add(builder, like, sums, a, b):  # type: ignore[no-untyped-def]

@@ -10,11 +10,11 @@ from itertools import product as product_of
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function, unpack_tuple
+from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
-from common.compiled import multiply_add, repeat, splat
+from common.compiled import multiply_add, prefetch, repeat, splat
 
 CACHE_LINE = 64
 """Bytes; where lines are longer, some are asked for twice."""
@@ -62,7 +62,7 @@ def _tile_product(accumulate):
 
             def step(i, sums):
                 for b, column in product_of(range(blocks), range(0, lanes, CACHE_LINE // x_bytes)):
-                    _prefetch(builder, ahead_at(b, i, column))
+                    prefetch(builder, ahead_at(b, i, column))
                 sums = dict(zip(places, sums, strict=True))
                 for b in range(blocks):
                     values = _load_vector(builder, x_at(b, i, 0), like, vector)  # [lanes]
@@ -121,15 +121,6 @@ def _load_vector(builder, pointer, dtype, vector):
     short, word = (ir.VectorType(ir.IntType(bits), lanes) for bits in (16, 32))
     bits = builder.zext(builder.load(builder.bitcast(pointer, short.as_pointer()), align=2), word)
     return builder.bitcast(builder.shl(bits, ir.Constant(word, [16] * lanes)), vector)
-
-
-def _prefetch(builder, pointer):
-    """Ask for memory into the second-level cache: the first has too few places for misses (19, not 27 GB/s)."""
-    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-    function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    read, second_level, data = word(0), word(2), word(1)
-    builder.call(function, [builder.bitcast(pointer, byte), read, second_level, data])
 
 
 tile_product = _tile_product(accumulate=False)

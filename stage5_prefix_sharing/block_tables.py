@@ -38,14 +38,23 @@ class SharingTables(BlockTables):
         from.  A request that wants log probabilities of its prompt needs the logits of all its tokens.
         """
         found: list[int] = []
-        if not self.config.enable_prefix_caching or seq.wants_prompt_logprobs:
-            return found
-        for i in range((len(seq.token_ids) - 1) // self.block_size):
+        for i in range(self._num_shareable(seq)):
             block = self.pool.find(self._hash(seq, i))
             if block is None:
                 break
             found.append(block)
         return found
+
+    def name_missing(self, seq: Sequence, found: Seq[int]) -> bytes | None:
+        """The name of the first block that `match` looked for and did not find, if there is one."""
+        return self._hash(seq, len(found)) if len(found) < self._num_shareable(seq) else None
+
+    def names_due(self, scheduled: Scheduled) -> set[bytes]:
+        """The names of the blocks that the coming forward fills."""
+        if not self.config.enable_prefix_caching:
+            return set()
+        return {self._hash(seq, i) for seq, num_new in scheduled
+                for i in self._filled(seq.num_computed_tokens, num_new)}  # fmt: skip
 
     def num_held(self, blocks: Seq[int]) -> int:
         """How many of these blocks somebody holds already, so that one more owner costs no memory."""
@@ -109,9 +118,8 @@ class SharingTables(BlockTables):
         """After a forward: let the blocks that it filled be found."""
         if not self.config.enable_prefix_caching:
             return
-        size = self.block_size
         for seq, num_new in scheduled:
-            for i in range((seq.num_computed_tokens - num_new) // size, seq.num_computed_tokens // size):
+            for i in self._filled(seq.num_computed_tokens - num_new, num_new):
                 name = self._hash(seq, i)
                 self.pool.publish(seq.block_table[i], name, self._parent(seq, i))
 
@@ -145,6 +153,16 @@ class SharingTables(BlockTables):
                 block, used = seq.block_table[i], max(0, seq.num_computed_tokens - i * size)
                 empty[block] = max(empty.get(block, 0), size - used)
         return empty
+
+    def _num_shareable(self, seq: Sequence) -> int:
+        """How many blocks of what a sequence has to compute may be another's."""
+        if not self.config.enable_prefix_caching or seq.wants_prompt_logprobs:
+            return 0
+        return (len(seq.token_ids) - 1) // self.block_size
+
+    def _filled(self, num_computed: int, num_new: int) -> range:
+        """The places in a table of the blocks that become full."""
+        return range(num_computed // self.block_size, (num_computed + num_new) // self.block_size)
 
     def _copy(self, source: int, target: int) -> None:
         self.copies[target] = self.copies.get(source, source)  # of a copy still to be made: from its source

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import chain
 
+from common.batch import Scheduled
 from common.config import EngineConfig
 from common.errors import InvalidValue
 from common.sequence import Sequence
@@ -44,7 +45,9 @@ class Scheduler:
 
     4. A request's first sequence computes the prompt, and the others are forked from it in the forward that
        completes it: they compute nothing there, and draw their first tokens from the same logits.
-    5. A beam whose next tokens are known is parked until those of its whole search are.  It takes no place in
+    5. Nobody computes what another computes in the very same step: the head of the queue waits for it, and finds
+       it in the cache one step later.
+    6. A beam whose next tokens are known is parked until those of its whole search are.  It takes no place in
        the batch, and its blocks are the first to go: then its search can go on with memory for one beam.
 
     Under "fcfs" the oldest sequence is never the victim and gains at least a token per step, so all requests
@@ -94,7 +97,7 @@ class Scheduler:
             scheduled += self._fork(seq, num_new)
             budget -= num_new
         if self.num_preemptions == preemptions_before:
-            scheduled += self._admit(budget)
+            scheduled += self._admit(budget, scheduled)
         return scheduled
 
     def park(self, seq: Sequence) -> None:
@@ -172,7 +175,7 @@ class Scheduler:
         victim.counters.preemptions += 1
         self.num_preemptions += 1
 
-    def _admit(self, budget: int) -> list[tuple[Sequence, int]]:
+    def _admit(self, budget: int, scheduled: Scheduled) -> list[tuple[Sequence, int]]:
         """Let waiting sequences in, in order, while places, budget and blocks last."""
         admitted: list[tuple[Sequence, int]] = []
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
@@ -180,9 +183,12 @@ class Scheduler:
         # Blocks that running prompts have still to come for.  Those let in below add none: a prompt that does
         # not get all of its tokens has used up the budget.
         promised = sum(self._blocks_lacking(seq) for seq in self.running)
+        due = self.blocks.names_due(scheduled)
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting[0][1]
             hit = self.blocks.match(seq)
+            if self.blocks.name_missing(seq, hit) in due:
+                break
             # A hit that lies free is taken from the free blocks as well; one that is held costs nothing.
             need = self.blocks.num_blocks(len(seq.token_ids)) - self.blocks.num_held(hit)
             spare = self.watermark if self.running else 0
@@ -197,6 +203,7 @@ class Scheduler:
             self.blocks.allocate(seq, seq.num_computed_tokens + num_new)
             insort(self.running, seq, key=self.ranks.__getitem__)
             admitted.append((seq, num_new))
+            due |= self.blocks.names_due(admitted[-1:])
             admitted += self._fork(seq, num_new)
             budget -= num_new
         return admitted

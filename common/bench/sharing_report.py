@@ -52,8 +52,7 @@ LOSES = (
     "Where no two prompts begin alike, the cache finds nothing and costs what the section before says. Where memory "
     "is shorter than the time between two turns is long, it evicts what would have been asked for (the first rows "
     "of the table of conversations). A parallel sample shares its prompt only: long answers to short prompts save "
-    "little. And requests that come in the same step do not find each other: a block can be found after the "
-    "forward that filled it."
+    "little. And a request whose beginning is just being computed waits for it, a step or a few, and all behind it do."
 )
 
 

@@ -76,6 +76,32 @@ def test_held_hits_cost_nothing_and_free_hits_their_blocks():
         assert ("Flater0" in desk.step()) == enters
 
 
+def test_nobody_computes_what_another_computes_in_the_same_step():
+    """Twins wait for the first of them, and everyone behind them with them; all enter together one step later."""
+    desk = Desk()
+    for name, length in (("A", 15), ("Atwin", 14), ("B", 9), ("Athird", 10)):
+        desk.add(name, length)
+    assert desk.step() == {"A0": 15}
+    assert desk.step() == {"A0": 1, "Atwin0": 2, "B0": 9, "Athird0": 2}
+
+
+def test_a_prompt_in_chunks_is_waited_for_to_its_end():
+    """A twin does not follow chunk by chunk, computing what is left of each: it enters when all can be found."""
+    desk = Desk(max_num_batched_tokens=8)
+    desk.add("A", 21)
+    desk.add("Atwin", 21)
+    assert [desk.step() for _ in range(4)] == [{"A0": 8}, {"A0": 8}, {"A0": 5}, {"A0": 1, "Atwin0": 1}]
+
+
+@pytest.mark.parametrize("options", [{"enable_prefix_caching": False}, {}])
+def test_who_could_not_find_it_anyway_does_not_wait(options):
+    """Without a cache, or with too little in common to share a whole block."""
+    desk = Desk(**options)
+    desk.add("A", 15 if options else 4)
+    desk.add("Atwin", 15 if options else 4)
+    assert len(desk.step()) == 2
+
+
 def test_a_hit_leaves_budget_for_others():
     """Only what is computed counts: 8 of P = 9 are found, so P = 63 fits beside it."""
     desk = Desk()

@@ -94,10 +94,10 @@ def progress(console: Console) -> Progress:
 
 
 def _warm_up(engine: Engine) -> None:
-    """Two short prompts of different lengths, a few tokens each."""
-    token = engine.model.config.vocab_size // 2
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    room = engine.config.max_model_len - 1
-    requests = [Request(f"warm-up {length}", (token,) * min(length, room), params) for length in (9, 20)]
+    """A short prompt, and one of so many tokens that the kernels for many rows are compiled, too."""
+    token, num_answer = engine.model.config.vocab_size // 2, 4
+    params = SamplingParams(temperature=0.0, max_tokens=num_answer, ignore_eos=True)
+    room = min(engine.config.max_model_len, engine.kv.max_len) - num_answer
+    requests = [Request(f"warm-up {length}", (token,) * min(length, room), params) for length in (9, 128)]
     for _ in drive(engine, requests):
         pass

@@ -182,7 +182,7 @@ def test_a_fork_reserves_only_what_it_will_write() -> None:
 
 
 def look(stage: str, places: int, kv_tokens: int, running: list[int], head: int) -> tuple[bool, bool]:
-    """Some prompts, and in the step after (static batches: with them) one more: did it get in, would it fit?"""
+    """Some prompts, and once they run (static batches: with them) one more: did it get in, would it fit?"""
     engine, requests = counting_engine(
         stage, [(n, 9) for n in (*running, head)], kv_tokens=kv_tokens, max_num_seqs=places, watermark=0.15
     )
@@ -201,7 +201,7 @@ def look(stage: str, places: int, kv_tokens: int, running: list[int], head: int)
     engine.executor = Look()
     for request in requests[:-1]:
         engine.add_request(request)
-    if engine.capabilities.continuous:
+    while engine.capabilities.continuous and not all(seq.block_table for seq in engine.sequences()):
         engine.step()
     engine.add_request(requests[-1])
     engine.step()

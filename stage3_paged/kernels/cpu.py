@@ -2,8 +2,9 @@
 
 Decodes and short chunks go through `cpu_numba.attend_short`, in one launch for the whole batch: it reads
 each K and V once, where they lie, at the speed of memory.  A long chunk or a prompt is bound by arithmetic
-instead: there each block is read by hundreds of tokens, so its blocks are copied to one piece first (a few
-percent of the time) and torch's own attention does the rest.
+instead: there each block is read by hundreds of tokens, and `cpu_prompt.attend_prompt` multiplies whole tiles.
+Where the processor lacks the vectors for that, the blocks are copied to one piece first (a few percent of the
+time) and torch's own attention does the rest.
 
 Layout: the caches are seen as `[N, bs, Hkv, D]` like those of `reference.py`, but the tokens of a block lie
 innermost in K, `[N, Hkv, D, bs]`, and V is `[N, Hkv, bs, D]`.  So both products of attention add up whole
@@ -14,21 +15,22 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
+from operator import sub
+from typing import Any
 
 import numpy as np
 import torch
 from numba.core import event
 
-from common.attention import attend
 from common.compiled import LIKE, share_threads
 from common.errors import InvalidValue
-from stage3_paged.kernels.checks import check_attention, check_block_size, check_store
-from stage3_paged.kernels.cpu_blocks import copy_blocks, store_few, store_many
+from common.pages import pages
+from stage3_paged.kernels.checks import Layout, check_attention_layouts, check_block_size, check_store_layouts
+from stage3_paged.kernels.cpu_blocks import store_few, store_many
 from stage3_paged.kernels.cpu_numba import attend_short
+from stage3_paged.kernels.cpu_prompt import attend_long_queries
 from stage3_paged.kernels.cpu_vectors import AHEAD
-from stage3_paged.kernels.reference import log_sum_exp
 
 LONGEST_SHORT_QUERY = 16
 """Up to here a query's tokens go one by one through the decode kernel; measured, it is even at about 20."""
@@ -36,11 +38,11 @@ LONGEST_SHORT_QUERY = 16
 BASE = math.log2(math.e)
 """e ** x is 2 ** (BASE * x): float32 scores are scaled by it, as `cpu_numba.power` raises 2."""
 
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""To copy numbers only their bits matter, and numba knows no bfloat16."""
-
 FEW_TOKENS = 64
 """Up to here one thread stores faster than all of them start."""
+
+REMEMBERED = 1024
+"""Kinds of calls, by the layouts of their arguments, that need not be looked at again."""
 
 
 def make_cache(
@@ -53,8 +55,12 @@ def make_cache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of one layer, seen as `[N, bs, Hkv, D]`; what a slot holds before its first write is undefined."""
     check_block_size(block_size)
-    k = torch.empty((num_blocks, num_kv_heads, head_size, block_size), dtype=dtype, device=device)
-    v = torch.empty((num_blocks, num_kv_heads, block_size, head_size), dtype=dtype, device=device)
+    k_shape = num_blocks, num_kv_heads, head_size, block_size
+    v_shape = num_blocks, num_kv_heads, block_size, head_size
+    if torch.device(device).type == "cpu":
+        k, v = pages(*k_shape, dtype=dtype), pages(*v_shape, dtype=dtype)
+    else:  # "meta", to see the layout
+        k, v = (torch.empty(shape, dtype=dtype, device=device) for shape in (k_shape, v_shape))
     return k.permute(0, 3, 1, 2), v.permute(0, 2, 1, 3)  # both [N, bs, Hkv, D]
 
 
@@ -70,25 +76,36 @@ def store_kv(
     Raises:
         InvalidValue: arguments that do not fit together, or a slot outside the cache.
     """
-    check_store(k, v, v_cache, v_cache, slot_mapping)
-    _check_layout(k_cache, v_cache)
-    k, v, slots = _whole_rows(k), _whole_rows(v), slot_mapping.contiguous()
-    store = store_few
-    if len(k) > FEW_TOKENS:
+    plan = _plan_store(*map(Layout.of, (k, v, k_cache, v_cache, slot_mapping)))
+    if plan is None:
+        return store_kv(k.contiguous(), v.contiguous(), k_cache, v_cache, slot_mapping.contiguous())
+    store, like, num_tokens, *sizes = plan
+    if store is store_many:
         share_threads()
-        store = store_many
-    wrong = store(
-        LIKE[k.dtype],
-        slots.data_ptr(),
-        len(k),
-        *(array.data_ptr() for array in (k, v, k_cache, v_cache)),
-        k.stride(0) * k.itemsize,
-        v.stride(0) * v.itemsize,
-        tuple(v_cache.shape),
-    )
+    addresses = (array.data_ptr() for array in (slot_mapping, k, v, k_cache, v_cache))
+    wrong = store(like, num_tokens, *addresses, *sizes)
     if wrong >= 0:
         num_slots = v_cache.shape[0] * v_cache.shape[1]
-        raise InvalidValue("slot_mapping", int(slots[wrong]), f"0 to {num_slots - 1}")
+        raise InvalidValue("slot_mapping", int(slot_mapping[wrong]), f"0 to {num_slots - 1}")
+    return None
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _plan_store(
+    k: Layout, v: Layout, k_cache: Layout, v_cache: Layout, slot_mapping: Layout
+) -> tuple[Any, ...] | None:
+    """Check a call of `store_kv`; remembered as `_plan_attention` is.
+
+    Returns:
+        What stores, and all that it is told beside addresses; None if arrays are to be copied first.
+    """
+    check_store_layouts(k, v, v_cache, v_cache, slot_mapping)
+    _check_layout(k_cache, v_cache)
+    if not (_whole_rows(k) and _whole_rows(v) and _packed(slot_mapping)):
+        return None
+    rows = (x.stride[0] * x.dtype.itemsize for x in (k, v))
+    store = store_few if k.shape[0] <= FEW_TOKENS else store_many
+    return store, LIKE[k.dtype], k.shape[0], *rows, tuple(v_cache.shape)
 
 
 def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -116,81 +133,75 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     Raises:
         InvalidValue: arguments that do not fit together, or a block outside the cache.
     """
-    check_attention(q, v_cache, v_cache, block_tables, query_start, seq_lens, window, out, lse)
-    _check_layout(k_cache, v_cache)
-    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    arrays = q, k_cache, v_cache, block_tables, query_start, seq_lens
+    optional = (None if array is None else Layout.of(array) for array in (out, lse))
+    plan = _plan_attention(*map(Layout.of, arrays), *optional, scale, window)
+    if plan is None:  # once more, with arrays as compiled code takes them
+        q, block_tables = q.contiguous(), block_tables.contiguous()
+        batch = block_tables, query_start, seq_lens
+        result = paged_attention(
+            q, k_cache, v_cache, *batch, scale, window, None, query_lens, context_lens, lse
+        )
+        return result if out is None else out.copy_(result)
     query_lens = query_start.diff().tolist() if query_lens is None else query_lens
     context_lens = seq_lens.tolist() if context_lens is None else context_lens
-    if sum(query_lens) != len(q):
-        raise InvalidValue("query_lens", sum(query_lens), f"{len(q)} in all, one per row of q")
-    batch = block_tables, query_start, seq_lens
-    bad = attend_short_queries(q, k_cache, v_cache, batch, scale, window, out, lse)
+    if sum(query_lens) != q.shape[0]:
+        raise InvalidValue("query_lens", sum(query_lens), f"{q.shape[0]} in all, one per row of q")
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    addresses = (array.data_ptr() for array in (*arrays, out))
+    bad = attend_short(*plan, *addresses, 0 if lse is None else lse.data_ptr(), share_threads())
     if bad >= 0:
         allowed = f"0 to {len(v_cache) - 1} for {context_lens[bad]} tokens"
         raise InvalidValue(f"block_tables[{bad}]", block_tables[bad].tolist(), allowed)
     if max(query_lens, default=0) > LONGEST_SHORT_QUERY:
-        rows = zip(block_tables, query_start[:-1].tolist(), query_lens, context_lens, strict=True)
+        # By the lengths that `attend_short` has looked at: host copies could be wrong.
+        start, lengths = query_start.tolist(), seq_lens.tolist()
+        rows = zip(block_tables, start, map(sub, start[1:], start), lengths, strict=False)
+        longer = [row for row in rows if row[2] > LONGEST_SHORT_QUERY]
         keys, values = k_cache.permute(0, 2, 3, 1), v_cache.permute(0, 2, 1, 3)  # as they lie in memory
-        attend_long_queries(q, keys, values, rows, scale, window, out, lse)
+        attend_long_queries(q, keys, values, longer, scale, window, out, lse)
     return out
 
 
-def attend_short_queries(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+@lru_cache(maxsize=REMEMBERED)
+def _plan_attention(
+    q: Layout,
+    k_cache: Layout,
+    v_cache: Layout,
+    block_tables: Layout,
+    query_start: Layout,
+    seq_lens: Layout,
+    out: Layout | None,
+    lse: Layout | None,
     scale: float,
     window: int | None,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> int:
-    """Run the decode kernel for all sequences of at most LONGEST_SHORT_QUERY queries.
+) -> tuple[object, ...] | None:
+    """Check a call of `paged_attention` and find all that `attend_short` is told beside addresses.
 
-    Args:
-        q: `[T, Hq, D]`.
-        k_cache: `[N, bs, Hkv, D]`, laid out by `make_cache`.
-        v_cache: `[N, bs, Hkv, D]`.
-        batch: block tables, query_start and seq_lens.
-        scale: factor on the scores.
-        window: sliding window.
-        out: `[T, Hq, D]`; rows of longer queries are left undefined.
-        lse: `[T, Hq]` or None; likewise.
+    It depends on nothing but its arguments, so what is remembered never goes stale; and 30 layers of a decode
+    step, and most decode steps, ask the same.
 
     Returns:
-        -1, or the first sequence of the whole batch with a block outside the cache; then nothing was read.
+        The first arguments of `attend_short`; None if arrays are to be copied first.
     """
+    check_attention_layouts(q, v_cache, v_cache, block_tables, query_start, seq_lens, out, lse, window)
+    _check_layout(k_cache, v_cache)
+    if not (_whole_rows(q) and _packed(block_tables) and (out is None or _packed(out))):
+        return None
     exact = q.dtype == torch.float64
     num_heads, head_size = q.shape[1:]
     block_size, num_kv_heads = v_cache.shape[1:3]
-    q = _whole_rows(q)
-    block_tables, query_start, seq_lens = (array.contiguous() for array in batch)
-    result = out if out.is_contiguous() else torch.empty(q.shape, dtype=q.dtype)  # [T, Hq, D]
-    bad = attend_short(
+    return (
         *tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16),
         LIKE[q.dtype],
-        q.data_ptr(),
-        q.stride(0) * q.itemsize,
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        block_tables.data_ptr(),
-        query_start.data_ptr(),
-        seq_lens.data_ptr(),
-        result.data_ptr(),
-        0 if lse is None else lse.data_ptr(),
-        *block_tables.shape,
-        *v_cache.shape,
-        num_heads,
-        v_cache.stride(0) * v_cache.itemsize,
+        (*block_tables.shape, *v_cache.shape, num_heads),
+        q.stride[0] * q.dtype.itemsize,
         1.0 if exact else np.float32(1 / BASE),
         scale if exact else np.float32(scale * BASE),
         window or 0,
         LONGEST_SHORT_QUERY,
-        share_threads(),
     )
-    if result is not out and bad < 0:
-        out.copy_(result)
-    return bad
 
 
 @cache
@@ -207,69 +218,23 @@ def tile_shape(group: int, block_size: int, head_size: int, lanes: int) -> tuple
     return (0,) * rows, (0,) * vectors, *((0,) * (width.bit_length() - 1) for width in widths)
 
 
-def attend_long_queries(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    batch: Iterable[tuple[torch.Tensor, int, int, int]],
-    scale: float,
-    window: int | None,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> None:
-    """Run torch's attention for each sequence of more than LONGEST_SHORT_QUERY queries.
-
-    Args:
-        q: `[T, Hq, D]`.
-        keys: `[N, Hkv, D, bs]`.
-        values: `[N, Hkv, bs, D]`.
-        batch: (block table, first row, number of queries, context length) of each sequence.
-        scale: factor on the scores.
-        window: sliding window.
-        out: `[T, Hq, D]`; only rows of these sequences are written.
-        lse: `[T, Hq]` or None; likewise, by the oracle: only tests ask for it here.
-    """
-    for table, row, num_queries, length in batch:
-        if num_queries > LONGEST_SHORT_QUERY:
-            first = 0 if window is None else max(0, length - num_queries - window + 1)
-            k, v = copy_to_one_piece(keys, values, table, first, length)  # each [S - first, Hkv, D]
-            rows = slice(row, row + num_queries)
-            out[rows] = attend(q[rows], k, v, scale, window)  # [Tq, Hq, D]
-            if lse is not None:
-                lse[rows] = log_sum_exp(q[rows], k, scale, window)  # [Tq, Hq]
-
-
-def copy_to_one_piece(
-    keys: torch.Tensor, values: torch.Tensor, block_table: torch.Tensor, first: int, last: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copy positions `first ... last - 1` of one sequence out of its blocks: K and V, each `[n, Hkv, D]`."""
-    _, num_kv_heads, head_size, _ = keys.shape
-    shape = (num_kv_heads, last - first, head_size)
-    k, v = torch.empty(shape, dtype=keys.dtype), torch.empty(shape, dtype=keys.dtype)  # [Hkv, n, D]
-    bits = BITS[keys.element_size()]
-    arrays = (array.view(bits).numpy() for array in (keys, values, k, v))
-    copy_blocks(*arrays, block_table.numpy(), first)
-    return k.transpose(0, 1), v.transpose(0, 1)  # [n, Hkv, D]
-
-
-def _check_layout(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+def _check_layout(k_cache: Layout, v_cache: Layout) -> None:
     """Refuse caches that are not as `make_cache` makes them: they go as addresses from here on."""
-    found = k_cache.dtype, k_cache.shape, k_cache.stride(), v_cache.stride()
-    if found != _layout(v_cache.dtype, v_cache.shape):
+    num_blocks, block_size, num_kv_heads, head_size = v_cache.shape
+    k, v = make_cache(num_blocks, block_size, num_kv_heads, head_size, v_cache.dtype, "meta")
+    found, wanted = (*k_cache[1:], v_cache.stride), (k.dtype, k.shape, k.stride(), v.stride())
+    if found != wanted or k_cache.device != v_cache.device:
         raise InvalidValue("k_cache", found[:3], f"what make_cache returns beside {v_cache.dtype} V")
 
 
-@cache
-def _layout(dtype: torch.dtype, shape: torch.Size) -> tuple[object, ...]:
-    """Dtype, shape and strides of K and strides of V as `make_cache` lays them; the same for each layer."""
-    num_blocks, block_size, num_kv_heads, head_size = shape
-    k, v = make_cache(num_blocks, block_size, num_kv_heads, head_size, dtype, "meta")
-    return k.dtype, k.shape, k.stride(), v.stride()
+def _whole_rows(x: Layout) -> bool:
+    """Whether each row of `[T, H, D]` is in one piece; rows may lie anywhere, as in a fused projection."""
+    return _packed(x._replace(shape=x.shape[1:], stride=x.stride[1:]))
 
 
-def _whole_rows(x: torch.Tensor) -> torch.Tensor:
-    """`[T, H, D]` with each row in one piece; the rows may lie anywhere, as in a fused projection."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+def _packed(x: Layout) -> bool:
+    """Whether a tensor is in one piece."""
+    return torch.empty_strided(x.shape, x.stride, device="meta").is_contiguous()
 
 
 class _Announcement(event.Listener):

@@ -39,13 +39,13 @@ def store_token(like, t, slot, k_at, v_at, rows, keys_at, values_at, sizes):
 
 
 @njit(cache=True)
-def store_few(like, slots_at, count, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
+def store_few(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
     """Write K and V of some tokens to their slots, unless one does not exist.
 
     Args:
         like: a number as wide as those of K and V.
-        slots_at: address of the slots, `[T]` int64.
         count: T.
+        slots_at: address of the slots, `[T]` int64.
         k_at: address of the new K, `[T, Hkv, D]`.
         v_at: address of the new V, likewise.
         keys_at: address of the cache's K, `[N, Hkv, D, bs]`.
@@ -66,7 +66,7 @@ def store_few(like, slots_at, count, k_at, v_at, keys_at, values_at, k_row, v_ro
 
 
 @njit(cache=True, parallel=True)
-def store_many(like, slots_at, count, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
+def store_many(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
     """The same by all threads, which take longer to start than a few tokens take to write."""
     slots = array_at(slots_at, (count,), np.int64(0))
     bad = find_bad_slot(slots, sizes[0] * sizes[1])

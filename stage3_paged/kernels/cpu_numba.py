@@ -26,7 +26,7 @@ from stage3_paged.kernels.cpu_blocks import (
     load_query,
     plan_pieces,
 )
-from stage3_paged.kernels.cpu_vectors import AHEAD, add_tile_product, narrow, room, tile_product
+from stage3_paged.kernels.cpu_vectors import AHEAD, add_tile_product, itemsize, narrow, room, tile_product
 
 PIECE = 512
 """Positions per piece.  Pieces begin at multiples of it, whatever else is in the batch and however many
@@ -52,8 +52,13 @@ def attend_short(  # noqa: PLR0913, PLR0917
     lanes,
     value_lanes,
     like,
-    q_at,
+    sizes,
     q_row,
+    unit,
+    scale,
+    window,
+    longest,
+    q_at,
     keys_at,
     values_at,
     tables_at,
@@ -61,18 +66,6 @@ def attend_short(  # noqa: PLR0913, PLR0917
     lens_at,
     out_at,
     lse_at,
-    num_seqs,
-    max_blocks,
-    num_blocks,
-    block_size,
-    num_kv_heads,
-    head_size,
-    num_heads,
-    block_bytes,
-    unit,
-    scale,
-    window,
-    longest,
     workers,
     code=CODE,
 ):
@@ -84,8 +77,13 @@ def attend_short(  # noqa: PLR0913, PLR0917
         lanes: tuple of n numbers for score tiles 2 ** n wide, a divisor of bs.
         value_lanes: the same for value tiles, whose width divides D.
         like: a number of the type of q, see `common.compiled.LIKE`.
-        q_at: address of q, `[T, Hq, D]`.
+        sizes: tuple of B, max blocks, N, bs, Hkv, D, Hq.
         q_row: bytes from one token of q to the next.
+        unit: what a score is multiplied by for `lse`: `scale` may have made it one for powers of 2.
+        scale: factor on the scores.
+        window: sliding window, or 0.
+        longest: the longest query that counts as short.
+        q_at: address of q, `[T, Hq, D]`.
         keys_at: address of K, `[N, Hkv, D, bs]`.
         values_at: address of V, `[N, Hkv, bs, D]`.
         tables_at: address of the block tables, `[B, max blocks]` int32.
@@ -93,24 +91,14 @@ def attend_short(  # noqa: PLR0913, PLR0917
         lens_at: address of seq_lens, `[B]` int32.
         out_at: address of the result, `[T, Hq, D]`; rows of longer queries are not written.
         lse_at: address of `[T, Hq]` for the logarithms of the sums of weights, likewise; or 0.
-        num_seqs: B.
-        max_blocks: columns of the block tables.
-        num_blocks: N.
-        block_size: bs.
-        num_kv_heads: Hkv.
-        head_size: D.
-        num_heads: Hq.
-        block_bytes: bytes of a block's K.
-        unit: what a score is multiplied by for `lse`: `scale` may have made it one for powers of 2.
-        scale: factor on the scores.
-        window: sliding window, or 0.
-        longest: the longest query that counts as short.
         workers: number of threads.
         code: leave it out, see CODE.
 
     Returns:
         -1; or, before anything is read, the first sequence with a block outside the cache.
     """
+    num_seqs, max_blocks, num_blocks, block_size, num_kv_heads, head_size, num_heads = sizes
+    block_bytes = num_kv_heads * head_size * block_size * itemsize(like)
     block_tables = array_at(tables_at, (num_seqs, max_blocks), np.int32(0))
     query_start = array_at(start_at, (num_seqs + 1,), np.int32(0))
     seq_lens = array_at(lens_at, (num_seqs,), np.int32(0))
@@ -133,8 +121,8 @@ def attend_short(  # noqa: PLR0913, PLR0917
                 list_runs(keys_at, values_at, block_bytes, block_tables, block_size, pieces, p, runs)
                 parts = sums[p * num_heads * head_size :][: num_heads * head_size], peaks[p], totals[p]
                 tile = rows, side, lanes, value_lanes  # made here: numba hands threads no tuple of tuples
-                sizes = num_heads, num_kv_heads, block_size, head_size
-                attend_piece(tile, like, sizes, pieces[p, 2], pieces[p, 3], query, runs, scores, parts)
+                shape = num_heads, num_kv_heads, block_size, head_size
+                attend_piece(tile, like, shape, pieces[p, 2], pieces[p, 3], query, runs, scores, parts)
             done += pieces[p, 3] - pieces[p, 2]
     for p in prange(len(pieces)):
         if p == 0 or pieces[p, 0] != pieces[p - 1, 0]:

@@ -127,6 +127,17 @@ tile_product = _tile_product(accumulate=False)
 add_tile_product = _tile_product(accumulate=True)
 
 
+def itemsize(like):
+    """Bytes of a number like this."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(itemsize)
+def _itemsize(like):
+    size = like.bitwidth // 8
+    return lambda like: size
+
+
 def room(n, like):
     """Room for n sums of numbers like this: float32, or float64 for float64."""
     raise NotImplementedError("compiled code only")

@@ -1,0 +1,166 @@
+"""What `cpu_prompt.py` multiplies with: K and V laid out in lines, and tiles whose sums stay in registers.
+
+A step of a tile takes one line of 64 bytes for each vector of columns and 4 bytes of every row, as in
+`common/model/tiled_linear.py`.  In bfloat16 a line of K is two neighbouring dimensions of 16 tokens, a line of V two
+neighbouring tokens in 16 dimensions; in float32 one of either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types, uint32
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic, overload
+
+from common.compiled import array_at, multiply_add, repeat, splat
+from stage3_paged.kernels.cpu_vectors import itemsize
+
+LINE = 64  # bytes of a line
+LANES = 16  # float32 numbers of a vector
+WORD = 4  # bytes of a row that a step takes
+
+ALL = (0,) * LANES  # a tuple as long as a vector: compiled code knows it by its length
+
+SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+INT, INT32 = ir.IntType(64), ir.IntType(32)
+
+
+@njit
+def lay_out(bits, lanes, keys_at, values_at, block, k_lines, v_lines, start, length, shape):
+    """Lay out one block of all heads, the positions from `start` on; zeros from `length` on in V, whatever lies there.
+
+    A line of weights has zeros there too, and 0 x NaN would be NaN.  What K has there is never looked at.
+
+    Args:
+        bits: of the type of the caches' numbers, as integers.
+        lanes: tuple as long as a block has tokens, but at most LANES.
+        keys_at: address of `[N, Hkv, D, bs]`.
+        values_at: address of `[N, Hkv, bs, D]`.
+        block: which; -1 if all of its positions are from `length` on.
+        k_lines: address of the lines of K.
+        v_lines: address of the lines of V.
+        start: first position; counted, as `length`, from the first that anybody sees.
+        length: positions that there are.
+        shape: Hkv, D, bs, and `length` made up to whole key blocks.
+    """
+    num_heads, head_size, block_size, span = shape
+    each = itemsize(bits)
+    per = WORD // each  # numbers that share a word
+    stop = min(start + block_size, span)
+    for head in range(num_heads):
+        own = head * span * head_size * each
+        plane = (max(block, 0) * num_heads + head) * head_size * block_size * each
+        for p in range(start, min(stop, length), len(lanes)):
+            line = k_lines + own + (p // LANES * (head_size // per) * LANES + p % LANES) * WORD
+            near = keys_at + plane + (p - start) * each
+            for d in range(head_size // per):
+                row = near + d * per * block_size * each
+                join(bits, lanes, row, row + (per - 1) * block_size * each, line + d * LINE)
+        values = values_at + plane
+        for p in range(start, stop, per):
+            row = values + (p - start) * head_size * each
+            for c in range(head_size // LANES):
+                line, near = v_lines + own + (c * (span // per) + p // per) * LINE, row + c * LANES * each
+                if p + per <= length:
+                    join(bits, ALL, near, near + (per - 1) * head_size * each, line)
+                else:
+                    words = array_at(line, (LANES,), uint32(0))
+                    words[:] = 0
+                    if p < length:  # the last of an odd number
+                        words[:] = array_at(near, (LANES,), bits)
+
+
+@intrinsic
+def join(_, bits, lanes, low, high, out):
+    """Write words of the numbers that lie at `low` and, if those are half as long, the ones at `high`.
+
+    Args:
+        bits: of the numbers' type.
+        lanes: tuple as long as there are numbers.
+        low: address of the lower halves, or of whole words.
+        high: address of the upper halves.
+        out: address of the words.
+    """
+
+    def generate(context, builder, signature, arguments):
+        low, high, out = arguments[2:]
+        number, words = (ir.VectorType(ir.IntType(n), lanes.count) for n in (bits.bitwidth, 32))
+        whole = builder.zext if bits.bitwidth < 32 else builder.bitcast
+        halves = (low, high) if bits.bitwidth < 32 else (low,)
+        lower, *upper = (
+            whole(builder.load(_at(builder, at, 0, INT(0), number), align=2), words) for at in halves
+        )
+        for half in upper:
+            lower = builder.or_(lower, builder.shl(half, ir.Constant(words, [16] * lanes.count)))
+        builder.store(lower, _at(builder, out, 0, INT(0), words), align=WORD)
+        return context.get_dummy_value()
+
+    return types.void(bits, lanes, low, high, out), generate
+
+
+def numbers(n, like):
+    """Room for n numbers like this, all 0."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(numbers)
+def _numbers(n, like):
+    kind = np.uint16 if like == types.uint16 else np.float32
+    return lambda n, like: np.zeros(n, kind)
+
+
+@intrinsic
+def tile(_, like, high, wide, add, lines, vector, steps, x, x_row, out, out_row):  # noqa: PLR0913, PLR0917
+    """Multiply rows of x with lines of K or V: a tile of float32 sums.
+
+    Args:
+        like: of the type of both.
+        high: tuple as long as the tile has rows.
+        wide: tuple as long as it has vectors of columns.
+        add: add to what is there; True or False as written in the call.
+        lines: address of the first vector's lines, one for each step, one after the other.
+        vector: bytes from a vector's lines to the next one's.
+        steps: how many words of each row.
+        x: address of the first row.
+        x_row: bytes from one row to the next.
+        out: address of the first sum.
+        out_row: bytes from one row of them to the next.
+    """
+    if not isinstance(add, types.Literal):
+        return None
+
+    def generate(context, builder, signature, arguments):
+        lines, vector, steps, x, x_row, out, out_row = arguments[4:]
+        rows, columns = range(high.count), range(wide.count)
+        first = [builder.add(out, builder.mul(INT(r), out_row)) for r in rows]
+        stored = [_at(builder, row, c, INT(LINE), SUMS) for row in first for c in columns]
+        zero = ir.Constant(SUMS, [0.0] * LANES)
+        sums = [builder.load(place, align=4) if add.literal_value else zero for place in stored]
+
+        def step(i, sums):
+            line = builder.add(lines, builder.mul(i, INT(LINE)))
+            loaded = [builder.load(_at(builder, line, c, vector, WORDS), align=LINE) for c in columns]
+            word_at = builder.add(x, builder.mul(i, INT(WORD)))
+            words = [builder.load(_at(builder, word_at, r, x_row, INT32), align=2) for r in rows]
+            pairs = [(splat(builder, word, WORDS), line) for word in words for line in loaded]
+            return [_dot(builder, like, total, *pair) for total, pair in zip(sums, pairs, strict=True)]
+
+        for total, place in zip(repeat(builder, steps, sums, step), stored, strict=True):
+            builder.store(total, place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(like, high, wide, add, *[types.int64] * 7), generate
+
+
+def _at(builder, base, n, size, kind):
+    """A pointer to `kind` at the address base + n * size."""
+    return builder.inttoptr(builder.add(base, builder.mul(INT(n), size)), kind.as_pointer())
+
+
+def _dot(builder, like, sums, a, b):
+    """Sums + a * b in each lane; of bfloat16, sums + a[0] * b[0] + a[1] * b[1]."""
+    if like == types.uint16:
+        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(SUMS, [SUMS, WORDS, WORDS])
+        return builder.call(get_or_insert_function(builder.module, kind, name), [sums, a, b])
+    return multiply_add(builder, builder.bitcast(a, SUMS), builder.bitcast(b, SUMS), sums)

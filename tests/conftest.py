@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import partialmethod
 
 import pytest
-from support.browser import browser  # noqa: F401 - a fixture
 
 from common.config import EngineConfig
 from common.stages import STAGES, find_stage
+
+# Modules that assert for the tests: a failure in one shows its values too.
+pytest.register_assert_rewrite("support", "desk", "graph_cases", "paged_cases")
+
+from support.browser import browser  # noqa: E402, F401 - a fixture
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict
 from itertools import islice
+from typing import Any
 
 from common.beam_params import BeamSearchParams
 from common.bench.report import Picture
@@ -18,9 +22,14 @@ PROMPT = "The lighthouse keeper"
 WIDTH, STEPS = 4, 8
 
 
-def beam_picture(stage: str, model: Model, tokenizer: Tokenizer) -> Picture:
-    """The tree of a search of `WIDTH` beams, with the blocks that they share at the end."""
-    steps = record_beams(stage, model, tokenizer)
+def beam_picture(stage: str, recorded: Seq[Seq[Mapping[str, Any]]]) -> Picture:
+    """The tree of a search of `WIDTH` beams, with the blocks that they share at the end.
+
+    Args:
+        stage: whose it was.
+        recorded: what `record_beams` returned.
+    """
+    steps = [[BeamNode(**beam) for beam in beams] for beams in recorded]
     words = "; ".join(
         f"step {number}: " + ", ".join(f"'{beam.word.strip()}' from beam {beam.parent}" for beam in beams)
         for number, beams in enumerate(steps, 1)
@@ -29,8 +38,8 @@ def beam_picture(stage: str, model: Model, tokenizer: Tokenizer) -> Picture:
     return Picture("beams", beam_tree(PROMPT, steps), f"Beam search from '{PROMPT}'. {words}", caption)
 
 
-def record_beams(stage: str, model: Model, tokenizer: Tokenizer) -> list[list[BeamNode]]:
-    """Run a search and look at its live beams after every step."""
+def record_beams(stage: str, model: Model, tokenizer: Tokenizer) -> list[list[dict[str, Any]]]:
+    """Run a search and look at its live beams after every step: each as the fields of a `BeamNode`, fit for JSON."""
     config = EngineConfig(
         kv_bytes=128 * model.config.kv_bytes_per_token(model.dtype), max_model_len=64, block_size=4
     )
@@ -38,12 +47,12 @@ def record_beams(stage: str, model: Model, tokenizer: Tokenizer) -> list[list[Be
     beam = BeamSearchParams(beam_width=WIDTH, max_tokens=STEPS + 2, ignore_eos=True)
     prompt = tuple(tokenizer.encode(PROMPT))
     requests = [Request("beams", prompt, beam.sampling_params(), beam=beam)]
-    steps: list[list[BeamNode]] = []
+    steps: list[list[dict[str, Any]]] = []
     before = [prompt]
     for _ in islice(drive(engine, requests), STEPS):
         now = [tuple(seq.token_ids) for seq in engine.live["beams"]]
         if now != before:  # a step that computes only a part of the prompt changes nothing
-            steps.append(_beams(engine, before, tokenizer))
+            steps.append([asdict(beam) for beam in _beams(engine, before, tokenizer)])
             before = now
     return steps
 

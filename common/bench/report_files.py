@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from common.bench.batching_report import batching_report
+from common.bench.beam_picture import beam_picture
 from common.bench.bench_report import bench_report
 from common.bench.cache_report import cache_report
 from common.bench.capacity_report import capacity_report
@@ -63,11 +64,11 @@ def read_report(path: Path) -> Report:
 
 
 def _sharing(results: Mapping[str, Any]) -> Report:
-    """Two pictures are of runs without a model, made once more; that of a beam search is left out."""
+    """Two pictures are of runs without a model, made once more; a file without a recorded search has no third."""
     stage, config = results["environment"]["stage"][-1], read_config(resolve(ANY_MODEL))
-    return sharing_report(
-        results, *(draw(stage, config, torch.float32) for draw in (tree_picture, copy_picture))
-    )
+    tree, copy = (draw(stage, config, torch.float32) for draw in (tree_picture, copy_picture))
+    beams = beam_picture(stage, results["beam_tree"]) if "beam_tree" in results else None
+    return sharing_report(results, tree, copy, beams)
 
 
 KINDS: Mapping[str, Callable[[Mapping[str, Any]], Report]] = {

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common.bench.beam_picture import beam_picture
+from common.bench.beam_picture import beam_picture, record_beams
 from common.bench.harness import new_console, pick_stages, progress
 from common.bench.job import Job, run_fresh, run_here
 from common.bench.report import publish
@@ -96,7 +96,7 @@ def run(
 
     Returns:
         What the JSON holds: environment, and the figures of `agents`, `first_token`, `prefix_reading`, `chat`,
-        `samples`, `beam_blocks`, `beam_ways` and `hashing`.
+        `samples`, `beam_blocks`, `beam_ways`, `hashing` and `beam_tree`.
 
     Raises:
         SixstageError: a value or the model cannot be used, a run failed, a file cannot be written.
@@ -116,8 +116,9 @@ def run(
     with progress(console) as bars:
         bar = bars.add_task("sharing", total=None, note="")
         results |= _alone(base, names, scale, loaded, lambda what: bars.update(bar, advance=1, note=what))
+    results["beam_tree"] = record_beams(names[-1], loaded, load_tokenizer(model))
     tree, copy = (draw(names[-1], config, compute) for draw in (tree_picture, copy_picture))
-    report = sharing_report(results, tree, copy, beam_picture(names[-1], loaded, load_tokenizer(model)))
+    report = sharing_report(results, tree, copy, beam_picture(names[-1], results["beam_tree"]))
     publish(report, console, out, "sharing", json)
     return results
 

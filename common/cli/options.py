@@ -102,7 +102,9 @@ class EngineOptions:
 class SamplingOptions:
     """How tokens are chosen and when an answer ends; names are those of `SamplingParams`."""
 
-    temperature: Annotated[float, sampling(help="0 is greedy: in float32, the same answer in every stage.")] = 0.0
+    temperature: Annotated[
+        float, sampling(help="0 is greedy: in float32, the same answer in every stage.")
+    ] = 0.0
     top_p: Annotated[float, sampling(help="Keep the likeliest tokens that together reach this.")] = 1.0
     top_k: Annotated[int, sampling(help="Keep this many of the likeliest tokens; 0 keeps all.")] = 0
     min_p: Annotated[float, sampling(help="Drop tokens below this share of the likeliest one.")] = 0.0

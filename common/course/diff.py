@@ -192,7 +192,7 @@ def to_html(diff: StageDiff) -> str:
     idea = IDEAS[diff.after]
     rows = "\n".join(
         f"<tr><td>{html.escape(file.name)}</td><td>{file.kind}</td><td class='add'>+{file.added}</td>"
-        f"<td class='del'>-{file.removed}</td><td>{html.escape(_functions_note(file))}</td></tr>"
+        f"<td class='del'>-{file.removed}</td><td>{_functions_cell(file)}</td></tr>"
         for file in diff.files
     )
     names = ", ".join(f"<code>{html.escape(module)}</code>" for module in diff.imported)
@@ -242,6 +242,11 @@ def _functions_note(file: FileDiff) -> str:
         return ""
     signs = [("", file.changed_functions), ("+", file.new_functions), ("-", file.gone_functions)]
     return ", ".join(sign + name for sign, names in signs for name in names)
+
+
+def _functions_cell(file: FileDiff) -> str:
+    """The same for a page, where a line must not break behind the minus of a function that is gone."""
+    return html.escape(_functions_note(file)).replace("-", "&#8209;")
 
 
 def _summary(diff: StageDiff) -> RenderableType:

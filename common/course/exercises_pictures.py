@@ -104,6 +104,7 @@ def _slab(cache: Any) -> Figure | None:
     axes.set_yticks([row + 0.5 for row in range(len(names))], names)
     axes.set_xlim(0, cache.capacity)
     axes.set_ylim(max(1, len(names)), 0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     dress(axes, f"slab of {cache.capacity} slots", "slot")
     legend(figure, [Patch(facecolor=INK, label="holds a token"), Patch(label="reserved", **hatched(INK))])
     return figure

@@ -154,7 +154,9 @@ def readme(stage: str, exercises: Seq[Exercise]) -> str:
         f"    sixstage exercise reset {exercises[0].id}        the hole again\n\n"
         "Only the function of an exercise is taken from your file, everything around it from the engine. So they\n"
         "can be done in any order, and nothing else in these files matters: write helpers and imports inside the\n"
-        "function. The package itself is never changed.\n"
+        "function. The package itself is never changed.\n\n"
+        "A check quotes the test that failed. `B02` and the like in its sentence are faults that engines of this\n"
+        "kind had in public; `tests/FAULTS.md` lists them.\n"
     ]
     for exercise in exercises:
         parts.append(

@@ -11,6 +11,7 @@ from support.counting import CONFIG
 from common.bench import sharing, sharing_speed
 from common.bench.conversations import chat_talks
 from common.bench.job import Job
+from common.bench.report_files import read_report
 from common.bench.sharing_beams import BeamScale, beam_requests, drive_resubmitted, questions
 from common.bench.sharing_counts import chat_hits, count_savings, ideal_hit_rate, sample_savings, shared_share
 from common.bench.sharing_report import prompt_tokens_computed
@@ -68,8 +69,9 @@ def held_by_hand(trace: list[TraceRequest], n: int, size: int) -> tuple[int, int
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_parallel_answers_save_what_they_should(n):
-    """Counted by the allocator = by hand, to the block."""
-    trace = [TraceRequest((5,) * prompt, output, 60) for prompt, output in [(9, 4), (3, 12), (16, 7), (1, 1)]]
+    """Counted by the allocator = by hand, to the block; no two prompts begin alike."""
+    lengths = [(9, 4), (3, 12), (16, 7), (1, 1)]
+    trace = [TraceRequest((5 + i,) * prompt, output, 60) for i, (prompt, output) in enumerate(lengths)]
     job = Job(
         STAGE, kv_bytes=1024 * PER_TOKEN, max_num_seqs=64, block_size=4, kernel="reference", max_model_len=64
     )
@@ -208,6 +210,11 @@ def test_the_whole_command(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.glob("*.svg")} == {
         "sharing-tree.svg", "sharing-copy.svg", "sharing-beams.svg",
     }  # fmt: skip
+    again = [
+        picture.alt for section in read_report(tmp_path / "a.json").sections for picture in section.pictures
+    ]
+    assert len(again) == 3
+    assert again[-1].startswith("Beam search from"), "from the file alone, the search as it was recorded"
 
 
 def test_a_stage_that_shares_is_needed(tmp_path):

@@ -126,7 +126,8 @@ def test_copy_is_drawn_as_it_is():
 def test_beams_grow_from_the_beams_before_them():
     """A real search of a tiny model: four beams a step, each a child of one of the four before."""
     tokenizer = load_tokenizer("tiny-llama")
-    steps = record_beams(STAGE, load_model("tiny-llama", dtype="float32"), tokenizer)
+    recorded = record_beams(STAGE, load_model("tiny-llama", dtype="float32"), tokenizer)
+    steps = [[BeamNode(**beam) for beam in beams] for beams in recorded]
     assert len(steps) == STEPS
     assert [len(beams) for beams in steps] == [WIDTH] * STEPS
     assert {beam.parent for beam in steps[0]} == {0}

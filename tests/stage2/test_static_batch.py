@@ -78,8 +78,8 @@ def test_memory_of_an_aborted_member_stays_too():
     [
         ({"max_num_seqs": 8, "kv_tokens": 2048}, ["abcde"]),
         ({"max_num_seqs": 2, "kv_tokens": 2048}, ["ab", "cd", "e"]),
-        # 4 + 8 slots each, or 4 + 20 for c
-        ({"max_num_seqs": 8, "kv_tokens": 30}, ["ab", "c", "de"]),
+        # 4 + 8 slots each, or 4 + 20 for c: d would fit behind a and b
+        ({"max_num_seqs": 8, "kv_tokens": 36}, ["ab", "cd", "e"]),
         # at most two prompts of 4 in one forward
         ({"max_num_seqs": 8, "max_num_batched_tokens": 11, "max_model_len": 10}, ["ab", "cd", "e"]),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 12, "max_model_len": 10}, ["abc", "de"]),

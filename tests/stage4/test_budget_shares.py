@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_scheduler import Desk
+from desk import Desk
 
 
 def test_a_prompt_of_better_rank_leaves_a_token_to_everyone_behind():

@@ -21,6 +21,8 @@ from common.course.pictures.palette import (
     tinted,
 )
 
+WHOLE = 64  # blocks; of a larger pool the empty end is left out
+
 
 def block_table(
     tables: Mapping[str, Seq[int]],
@@ -36,13 +38,15 @@ def block_table(
 
     Args:
         tables: sequence -> its block table, as in `Sequence.block_table`.
-        pool_size: N, physical blocks.
+        pool_size: N, physical blocks; of a large pool only those up to the last held one are drawn.
         block_size: tokens per block.
         lengths: sequence -> tokens stored.
         columns: physical blocks per row of the drawing.
     """
     colors = request_colors(list(tables))
-    rows = -(-pool_size // columns)
+    last = max((block for table in tables.values() for block in table), default=0)
+    shown = pool_size if pool_size <= WHOLE else min(pool_size, (last // columns + 2) * columns)
+    rows = -(-shown // columns)
     figure = new_figure(9.0, 1.4 + 0.5 * max(rows, len(tables)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
     widest = max((len(table) for table in tables.values()), default=0)
@@ -52,7 +56,7 @@ def block_table(
             _cell(left, column, row, colors[name], 1.0, str(block))
     _frame(left, max(widest, 1), max(len(tables), 1), "block tables: logical -> physical")
     owner = {block: (name, i) for name, table in tables.items() for i, block in enumerate(table)}
-    for block in range(pool_size):
+    for block in range(shown):
         row, column = divmod(block, columns)
         if block not in owner:
             _cell(right, column, row, None, 0.0, "")
@@ -61,7 +65,8 @@ def block_table(
             filled = min(max(lengths[name] - i * block_size, 0), block_size) / block_size
             _cell(right, column, row, colors[name], filled, f"{name}.{i}")
         right.text(column + 0.06, row + 0.2, str(block), fontsize=6, color=INK, va="center")
-    _frame(right, columns, rows, f"pool: {pool_size} blocks of {block_size} tokens")
+    rest = f", the first {shown} of them" if shown < pool_size else ""
+    _frame(right, columns, rows, f"pool: {pool_size} blocks of {block_size} tokens{rest}")
     return figure
 
 

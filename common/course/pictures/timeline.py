@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from common.bench.record import Key, Run, StepRecord
 from common.course.pictures.palette import (
@@ -72,7 +73,7 @@ def slot_timeline(run: Run, title: str = "", until: int | None = None) -> Figure
         title: above the picture.
         until: draw so many forwards, to put two runs side by side; None draws what there is.
     """
-    figure = new_figure(8.0, 1.4 + 0.11 * run.max_num_seqs)
+    figure = new_figure(8.0, max(2.0, 1.4 + 0.11 * run.max_num_seqs))  # room for the label of the rows
     axes = figure.subplots()
     colors = request_colors(list(run.added))
     rows = assign_rows(run.steps, run.max_num_seqs)
@@ -86,6 +87,7 @@ def slot_timeline(run: Run, title: str = "", until: int | None = None) -> Figure
     axes.set_xlim(0, until or len(run.steps))
     axes.set_yticks(range(0, run.max_num_seqs, max(1, run.max_num_seqs // 8)))
     axes.set_ylim(run.max_num_seqs - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     dress(axes, title, "forward", "place in the batch")
     many = Patch(facecolor=FAINT, edgecolor=INK, label="several tokens (prompt, or recomputed)")
     idle = Patch(facecolor="none", edgecolor=FAINT, hatch="..", label="idle place")

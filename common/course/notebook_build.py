@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.course.diff import stage_folder
-from common.errors import InvalidValue, ModelError
+from common.errors import InvalidValue, ModelError, SixstageError
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -91,10 +91,19 @@ def build(stage: str, path: Path | None = None, solve: bool = False) -> Path:
 
     Returns:
         The file.
+
+    Raises:
+        SixstageError: a cell raised or took too long; nothing is written then.
     """
     source = read_source(stage)
     folder = stage_folder(stage)
-    notebook = execute(solved(source) if solve else learners(source), folder)
+    errors = _package("nbclient").exceptions
+    try:
+        notebook = execute(solved(source) if solve else learners(source), folder, CELL_SECONDS)
+    except errors.CellTimeoutError as error:
+        raise SixstageError(f"{stage}/{SOURCE}: a cell took longer than {CELL_SECONDS} s") from error
+    except errors.CellExecutionError as error:
+        raise SixstageError(f"{stage}/{SOURCE}: a cell raised {error.ename}: {error.evalue}") from error
     path = folder / STORED if path is None else path
     _package("nbformat").write(notebook, path)
     return path

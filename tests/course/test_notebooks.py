@@ -14,8 +14,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from common.course import notebook_build
 from common.course.diff import stage_folder
-from common.course.notebook_build import STORED, execute, learners, read_source, solved
+from common.course.notebook_build import STORED, build, execute, learners, read_source, solved
+from common.errors import SixstageError
 from common.stages import IDEAS
 
 LARGEST = 500_000  # bytes of a stored notebook
@@ -172,3 +174,19 @@ def test_code_is_clean(workshop):
         check=False,
     )
     assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cell", "seconds", "said"),
+    [("1 / 0", 30, "a cell raised ZeroDivisionError: division by zero"),
+     ("while True: pass", 1, "a cell took longer than 1 s")],
+)  # fmt: skip
+def test_a_cell_that_fails_is_named_in_one_line(cell, seconds, said, monkeypatch, tmp_path):
+    """And no half notebook is left behind."""
+    source = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    monkeypatch.setattr(notebook_build, "read_source", lambda stage: source)
+    monkeypatch.setattr(notebook_build, "CELL_SECONDS", seconds)
+    with pytest.raises(SixstageError, match=f"stage1_naive/workshop.md: {said}"):
+        build("stage1_naive", tmp_path / "out.ipynb")
+    assert not list(tmp_path.iterdir())

@@ -77,7 +77,7 @@ def compare_ways(job: Job, model: Model, scale: BeamScale, on_step: OnStep) -> l
 
 
 def beam_savings(job: Job, model: Model, scale: BeamScale, on_step: OnStep) -> dict[str, Any]:
-    """Blocks that the beams of searches over real text share.
+    """Blocks that the beams of searches over real text share; a salt keeps searches from sharing with each other.
 
     Returns:
         "short" and "long" -> `prompt_tokens` (mean), `answer_tokens`, and `by_width`: width -> share saved.
@@ -91,7 +91,8 @@ def beam_savings(job: Job, model: Model, scale: BeamScale, on_step: OnStep) -> d
             engine = make_engine(replace(job, max_num_seqs=width * searches), model)
             meter = BlockMeter(engine.executor, engine)
             engine.executor = meter
-            for _ in drive(engine, beam_requests(prompts, width, answer)):
+            requests = beam_requests(prompts, width, answer)
+            for _ in drive(engine, [replace(one, cache_salt=one.request_id) for one in requests]):
                 pass
             by_width[str(width)] = meter.saved
         mean = sum(map(len, prompts)) / len(prompts)

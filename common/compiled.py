@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numba
@@ -24,6 +27,12 @@ LIKE = {
 bfloat16, which is the upper half of a float32's bits, and `int16` for float16."""
 
 
+LINE = 64  # bytes of a cache line and of a 512-bit vector
+LANES = 16  # float32 numbers in such a vector
+WORD = 4  # bytes of each: one float32, or two bfloat16
+SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+
+
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile at the first call (seconds), kept on disk where there is somewhere to write; options of `njit`."""
 
@@ -34,6 +43,17 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             return njit(function, **options)
 
     return decorate
+
+
+def fingerprint(*modules: ModuleType) -> int:
+    """A number for the code in this file and those of `modules`.
+
+    Numba's cache on disk notices changes of a function's own file alone, and of the types of its arguments.  The type
+    of one left out holds its default: so a function that is built from other files has this as the default of one.
+    """
+    return zlib.crc32(
+        b"".join(Path(file).read_bytes() for file in (__file__, *(str(m.__file__) for m in modules)))
+    )
 
 
 def share_threads() -> int:
@@ -92,6 +112,22 @@ def splat(builder: ir.IRBuilder, scalar: ir.Value, vector: ir.VectorType) -> ir.
 def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     """Product and sum, as one instruction where the machine has it."""
     return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+
+
+def add_products(
+    builder: ir.IRBuilder, like: types.Type, sums: ir.Value, a: ir.Value, b: ir.Value
+) -> ir.Value:
+    """SUMS + a * b in each lane of WORDS; of bfloat16, sums + a[0] * b[0] + a[1] * b[1]."""
+    if like == types.uint16:
+        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(SUMS, [SUMS, WORDS, WORDS])
+        return builder.call(get_or_insert_function(builder.module, kind, name), [sums, a, b])
+    return multiply_add(builder, builder.bitcast(a, SUMS), builder.bitcast(b, SUMS), sums)
+
+
+def place(builder: ir.IRBuilder, base: ir.Value, n: int, size: ir.Value, kind: ir.Type) -> ir.Value:
+    """A pointer to `kind` at the address base + n * size."""
+    offset = builder.mul(ir.IntType(64)(n), size)
+    return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
 
 
 def prefetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:

@@ -23,20 +23,30 @@ import numba
 import torch
 from llvmlite import binding, ir
 from numba import prange, types
-from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
-from common.compiled import LIKE, compiled, multiply_add, prefetch, repeat, share_threads, splat
+from common.compiled import (
+    LANES,
+    LIKE,
+    LINE,
+    SUMS,
+    WORD,
+    WORDS,
+    add_products,
+    compiled,
+    fingerprint,
+    place,
+    prefetch,
+    repeat,
+    share_threads,
+    splat,
+)
 from common.pages import pages
-
-LINE = 64  # bytes of a cache line and of a vector
-LANES = 16  # float32 sums in a vector
-WORD = 4  # bytes of one row of x that a step takes
 
 LINES_AHEAD = 2  # that a step asks for: the columns' weight (up to 3 a step) is there after two passes
 
-SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
 INT = ir.IntType(64)
+CODE = fingerprint()
 
 # Rows of a weight that are cast at a time, so that no whole copy of it is ever there.
 SLAB = 64 * LANES
@@ -182,16 +192,18 @@ def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row, ahe
     def step(i, sums):  # type: ignore[no-untyped-def]
         asked = builder.add(ahead, builder.mul(i, INT(LINES_AHEAD * LINE)))
         for n in range(LINES_AHEAD):
-            prefetch(builder, _at(builder, asked, n, INT(LINE), ir.IntType(8)))
+            prefetch(builder, place(builder, asked, n, INT(LINE), ir.IntType(8)))
         line = builder.add(weight, builder.mul(i, INT(LINE)))
-        lines = [builder.load(_at(builder, line, c, vector_bytes, WORDS), align=LINE) for c in range(columns)]
+        lines = [
+            builder.load(place(builder, line, c, vector_bytes, WORDS), align=LINE) for c in range(columns)
+        ]
         words_at = builder.add(x, builder.mul(i, INT(WORD)))
         following = []
         for r in range(rows):
-            word = builder.load(_at(builder, words_at, r, row_bytes, ir.IntType(32)), align=2)
+            word = builder.load(place(builder, words_at, r, row_bytes, ir.IntType(32)), align=2)
             words = splat(builder, word, WORDS)
             for line, total in zip(lines, sums[r * columns :], strict=False):
-                following.append(_multiply_add(builder, like, total, words, line))
+                following.append(add_products(builder, like, total, words, line))
         return following
 
     sums = repeat(builder, steps, sums, step)
@@ -199,17 +211,12 @@ def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row, ahe
         row = builder.add(out, builder.mul(INT(r), out_row))
         for c, total in enumerate(sums[r * columns : (r + 1) * columns]):
             stored = _to_bfloat16(builder, total) if like == types.uint16 else total
-            builder.store(stored, _at(builder, row, c, stored_bytes, stored.type), align=like.bitwidth // 8)
-
-
-def _at(builder, base, n, size, kind):  # type: ignore[no-untyped-def]
-    """A pointer to `kind` at the address base + n * size."""
-    return builder.inttoptr(builder.add(base, builder.mul(INT(n), size)), kind.as_pointer())
+            builder.store(stored, place(builder, row, c, stored_bytes, stored.type), align=like.bitwidth // 8)
 
 
 @compiled(parallel=True)
-def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  # type: ignore[no-untyped-def]
-    """All tiles; arguments as in `TiledLinear.__call__`."""
+def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across, code=CODE):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    """All tiles; arguments as in `TiledLinear.__call__`; leave `code` out, see `fingerprint`."""
     tile_bytes = out_row // across
     for tile in prange(across):
         columns = weight + tile * wide * steps * LINE
@@ -220,15 +227,6 @@ def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  
             first = min(i * high, rows - high)
             out_at = out + first * out_row + tile * tile_bytes
             _tile(like, high, wide, columns, steps, x + first * steps * WORD, out_at, out_row, ahead)
-
-
-def _multiply_add(builder, like, sums, a, b):  # type: ignore[no-untyped-def]
-    """Sums + a * b in each lane; of bfloat16, sums + a[0] * b[0] + a[1] * b[1]."""
-    if like == types.uint16:
-        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(SUMS, [SUMS, WORDS, WORDS])
-        return builder.call(get_or_insert_function(builder.module, kind, name), [sums, a, b])
-    a, b = builder.bitcast(a, SUMS), builder.bitcast(b, SUMS)
-    return multiply_add(builder, a, b, sums)
 
 
 def _to_bfloat16(builder, sums):  # type: ignore[no-untyped-def]

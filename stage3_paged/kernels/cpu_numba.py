@@ -9,15 +9,12 @@ layer, and each separate step in Python cost as much as reading some hundred kB.
 from __future__ import annotations
 
 import math
-import zlib
-from pathlib import Path
 
 import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
-from common import compiled
-from common.compiled import array_at
+from common.compiled import array_at, fingerprint
 from stage3_paged.kernels import cpu_blocks, cpu_vectors
 from stage3_paged.kernels.cpu_blocks import (
     count_tokens,
@@ -32,11 +29,8 @@ PIECE = 512
 """Positions per piece.  Pieces begin at multiples of it, whatever else is in the batch and however many
 threads there are: so the same sums are made in the same order, and a neighbour changes no bit."""
 
-CODE = zlib.crc32(
-    b"".join(Path(str(module.__file__)).read_bytes() for module in (compiled, cpu_blocks, cpu_vectors))
-)
-"""Fingerprint of what is compiled into `attend_short` from other files.  Numba's cache on disk notices changes
-of this file alone, and of the types of arguments: the type of one left out holds its default."""
+CODE = fingerprint(cpu_blocks, cpu_vectors)
+"""Of what is compiled into `attend_short` from other files."""
 
 POWERS_OF_LN2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
 """Taylor coefficients of 2 ** f; with |f| <= 1/2 the error is below 2e-7."""
@@ -92,7 +86,7 @@ def attend_short(  # noqa: PLR0913, PLR0917
         out_at: address of the result, `[T, Hq, D]`; rows of longer queries are not written.
         lse_at: address of `[T, Hq]` for the logarithms of the sums of weights, likewise; or 0.
         workers: number of threads.
-        code: leave it out, see CODE.
+        code: leave it out, see `common.compiled.fingerprint`.
 
     Returns:
         -1; or, before anything is read, the first sequence with a block outside the cache.

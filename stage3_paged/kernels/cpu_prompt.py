@@ -15,22 +15,19 @@ once per call.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import torch
 from numba import njit, prange
 
-from common import compiled
 from common.attention import attend
-from common.compiled import LIKE, array_at, share_threads
+from common.compiled import LANES, LIKE, LINE, WORD, array_at, fingerprint, share_threads
 from common.model.tiled_linear import instructions
 from stage3_paged.kernels import cpu_numba, cpu_tiles, cpu_vectors
 from stage3_paged.kernels.cpu_blocks import copy_blocks
 from stage3_paged.kernels.cpu_numba import largest, power
-from stage3_paged.kernels.cpu_tiles import LANES, LINE, WORD, lay_out, numbers, tile
+from stage3_paged.kernels.cpu_tiles import lay_out, numbers, tile
 from stage3_paged.kernels.cpu_vectors import itemsize, narrow
 from stage3_paged.kernels.reference import log_sum_exp
 
@@ -42,12 +39,8 @@ HIGHS, WIDES = (0,) * HIGH, (0,) * WIDE  # a tile's shape as types: compiled cod
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """To copy numbers only their bits matter, and numba knows no bfloat16."""
 
-CODE = zlib.crc32(
-    b"".join(
-        Path(str(module.__file__)).read_bytes() for module in (compiled, cpu_numba, cpu_tiles, cpu_vectors)
-    )
-)
-"""As `cpu_numba.CODE`: numba's cache on disk notices changes of this file alone."""
+CODE = fingerprint(cpu_numba, cpu_tiles, cpu_vectors)
+"""Of what is compiled into `attend_units` from other files."""
 
 
 def attend_long_queries(

@@ -10,19 +10,13 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import njit, types, uint32
-from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, overload
 
-from common.compiled import array_at, multiply_add, repeat, splat
+from common.compiled import LANES, LINE, SUMS, WORD, WORDS, add_products, array_at, place, repeat, splat
 from stage3_paged.kernels.cpu_vectors import itemsize
-
-LINE = 64  # bytes of a line
-LANES = 16  # float32 numbers of a vector
-WORD = 4  # bytes of a row that a step takes
 
 ALL = (0,) * LANES  # a tuple as long as a vector: compiled code knows it by its length
 
-SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
 INT, INT32 = ir.IntType(64), ir.IntType(32)
 
 
@@ -89,11 +83,11 @@ def join(_, bits, lanes, low, high, out):
         whole = builder.zext if bits.bitwidth < 32 else builder.bitcast
         halves = (low, high) if bits.bitwidth < 32 else (low,)
         lower, *upper = (
-            whole(builder.load(_at(builder, at, 0, INT(0), number), align=2), words) for at in halves
+            whole(builder.load(place(builder, at, 0, INT(0), number), align=2), words) for at in halves
         )
         for half in upper:
             lower = builder.or_(lower, builder.shl(half, ir.Constant(words, [16] * lanes.count)))
-        builder.store(lower, _at(builder, out, 0, INT(0), words), align=WORD)
+        builder.store(lower, place(builder, out, 0, INT(0), words), align=WORD)
         return context.get_dummy_value()
 
     return types.void(bits, lanes, low, high, out), generate
@@ -134,33 +128,22 @@ def tile(_, like, high, wide, add, lines, vector, steps, x, x_row, out, out_row)
         lines, vector, steps, x, x_row, out, out_row = arguments[4:]
         rows, columns = range(high.count), range(wide.count)
         first = [builder.add(out, builder.mul(INT(r), out_row)) for r in rows]
-        stored = [_at(builder, row, c, INT(LINE), SUMS) for row in first for c in columns]
+        stored = [place(builder, row, c, INT(LINE), SUMS) for row in first for c in columns]
         zero = ir.Constant(SUMS, [0.0] * LANES)
-        sums = [builder.load(place, align=4) if add.literal_value else zero for place in stored]
+        sums = [builder.load(at, align=4) if add.literal_value else zero for at in stored]
 
         def step(i, sums):
             line = builder.add(lines, builder.mul(i, INT(LINE)))
-            loaded = [builder.load(_at(builder, line, c, vector, WORDS), align=LINE) for c in columns]
+            loaded = [builder.load(place(builder, line, c, vector, WORDS), align=LINE) for c in columns]
             word_at = builder.add(x, builder.mul(i, INT(WORD)))
-            words = [builder.load(_at(builder, word_at, r, x_row, INT32), align=2) for r in rows]
+            words = [builder.load(place(builder, word_at, r, x_row, INT32), align=2) for r in rows]
             pairs = [(splat(builder, word, WORDS), line) for word in words for line in loaded]
-            return [_dot(builder, like, total, *pair) for total, pair in zip(sums, pairs, strict=True)]
+            return [
+                add_products(builder, like, total, *pair) for total, pair in zip(sums, pairs, strict=True)
+            ]
 
-        for total, place in zip(repeat(builder, steps, sums, step), stored, strict=True):
-            builder.store(total, place, align=4)
+        for total, at in zip(repeat(builder, steps, sums, step), stored, strict=True):
+            builder.store(total, at, align=4)
         return context.get_dummy_value()
 
     return types.void(like, high, wide, add, *[types.int64] * 7), generate
-
-
-def _at(builder, base, n, size, kind):
-    """A pointer to `kind` at the address base + n * size."""
-    return builder.inttoptr(builder.add(base, builder.mul(INT(n), size)), kind.as_pointer())
-
-
-def _dot(builder, like, sums, a, b):
-    """Sums + a * b in each lane; of bfloat16, sums + a[0] * b[0] + a[1] * b[1]."""
-    if like == types.uint16:
-        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(SUMS, [SUMS, WORDS, WORDS])
-        return builder.call(get_or_insert_function(builder.module, kind, name), [sums, a, b])
-    return multiply_add(builder, builder.bitcast(a, SUMS), builder.bitcast(b, SUMS), sums)

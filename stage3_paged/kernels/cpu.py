@@ -2,9 +2,7 @@
 
 Decodes and short chunks go through `cpu_numba.attend_short`, in one launch for the whole batch: it reads
 each K and V once, where they lie, at the speed of memory.  A long chunk or a prompt is bound by arithmetic
-instead: there each block is read by hundreds of tokens, and `cpu_prompt.attend_prompt` multiplies whole tiles.
-Where the processor lacks the vectors for that, the blocks are copied to one piece first (a few percent of the
-time) and torch's own attention does the rest.
+instead: there each block is read for hundreds of rows, and `cpu_prompt.attend_long_queries` multiplies whole tiles.
 
 Layout: the caches are seen as `[N, bs, Hkv, D]` like those of `reference.py`, but the tokens of a block lie
 innermost in K, `[N, Hkv, D, bs]`, and V is `[N, Hkv, bs, D]`.  So both products of attention add up whole

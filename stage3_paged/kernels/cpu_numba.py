@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange, types
-from numba.extending import overload
+from numba import njit, prange
 
 from common.compiled import array_at, fingerprint
-from stage3_paged.kernels import cpu_blocks, cpu_vectors
+from stage3_paged.kernels import cpu_blocks, cpu_softmax, cpu_vectors
 from stage3_paged.kernels.cpu_blocks import (
     count_tokens,
     find_bad_block,
@@ -23,17 +22,15 @@ from stage3_paged.kernels.cpu_blocks import (
     load_query,
     plan_pieces,
 )
+from stage3_paged.kernels.cpu_softmax import exponentiate, largest, power
 from stage3_paged.kernels.cpu_vectors import AHEAD, add_tile_product, itemsize, narrow, room, tile_product
 
 PIECE = 512
 """Positions per piece.  Pieces begin at multiples of it, whatever else is in the batch and however many
 threads there are: so the same sums are made in the same order, and a neighbour changes no bit."""
 
-CODE = fingerprint(cpu_blocks, cpu_vectors)
+CODE = fingerprint(cpu_blocks, cpu_softmax, cpu_vectors)
 """Of what is compiled into `attend_short` from other files."""
-
-POWERS_OF_LN2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
-"""Taylor coefficients of 2 ** f; with |f| <= 1/2 the error is below 2e-7."""
 
 ONE = (0,)
 """Shape of a tile over one block, for the last few of a piece: as long as there is one block side by side."""
@@ -160,7 +157,7 @@ def attend_piece(tile, like, sizes, first, last, query, runs, scores, parts):
         # Only what lies in [first, last) takes part; the rest of a block may hold anything, NaN too.
         row = scores[head * width + first : head * width + last]
         peaks[head] = largest(row)
-        totals[head] = exponentiate(row, peaks[head])
+        totals[head] = exponentiate(row, row.dtype.type(1), peaks[head], row, row[0])
     sums[:] = 0
     j = 0
     while j < count:
@@ -205,51 +202,6 @@ def weigh_blocks(shape, like, sizes, weights, first, n, runs, j, sums):
             add_tile_product(like, shape, weight, v, n, out)
 
 
-@njit(fastmath={"nnan", "nsz", "reassoc"})
-def largest(row):
-    """Largest of a row; the flags let it be found sixteen at a time.  A NaN still spreads: NaN - x is NaN."""
-    peak = row[0]
-    for score in row:
-        peak = max(peak, score)
-    return peak
-
-
-@njit(fastmath={"reassoc", "contract"})
-def exponentiate(row, peak):
-    """Turn scores into weights, in place; return their sum."""
-    total = row.dtype.type(0)
-    for i in range(len(row)):
-        row[i] = power(row[i] - peak)
-        total += row[i]
-    return total
-
-
-def power(x):
-    """2 ** x in float32 and e ** x in float64, for x <= 0; the scores are scaled to suit (`cpu.BASE`)."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(power)
-def _power(x):
-    """Float32 is made of additions and multiplications only, so that a vector of them is one instruction."""
-
-    def exact(x):
-        return math.exp(x)
-
-    def fast(x):
-        # NaN passes this comparison unchanged.
-        x = np.float32(-126) if x < np.float32(-126) else x
-        whole = np.int32(x - np.float32(0.5))  # to the nearest, as x is not positive
-        f = x - np.float32(whole)
-        y = POWERS_OF_LN2[6]
-        for k in (5, 4, 3, 2, 1, 0):
-            y = y * f + POWERS_OF_LN2[k]
-        exponent = np.int32((whole + 127) << 23)
-        return exponent.view(np.float32) * y
-
-    return exact if x == types.float64 else fast
-
-
 @njit
 def merge_pieces(like, pieces, p, parts, head_size, out_at, lse_at, unit):
     """Join all pieces of the token of piece p into its row of the result, dividing by the sum of weights at last.
@@ -264,7 +216,7 @@ def merge_pieces(like, pieces, p, parts, head_size, out_at, lse_at, unit):
     out = array_at(out_at, ((row + 1) * num_heads, head_size), like)  # [T * Hq, D] up to this row
     lse = array_at(lse_at, ((row + 1) * num_heads,), peaks.dtype.type(0))  # [T * Hq], never read if at 0
     for head in range(num_heads):
-        peak = largest(peaks[p:end, head])
+        peak = peaks[p:end, head].max()
         total = sums.dtype.type(0)
         for i in range(p, end):
             peaks[i, head] = power(peaks[i, head] - peak)  # what this piece's weights are worth now

@@ -33,27 +33,30 @@ WORD = 4  # bytes of each: one float32, or two bfloat16
 SUMS, WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
 
 
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile at the first call (seconds), kept on disk where there is somewhere to write; options of `njit`."""
+def compiled(*built_from: ModuleType, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile at the first call (seconds), kept on disk where there is somewhere to write.
+
+    Numba's cache on disk notices changes of a function's own file alone.  So a fingerprint of all else that the code
+    is built from becomes part of the name that it is kept under.
+
+    Compiled functions have no arguments with defaults: numba takes two of one type for the same, and once there are
+    two it looks for the right code in Python, 20 to 80 us at every call.
+
+    Args:
+        built_from: modules whose functions are compiled into this one; of this file it is known.
+        options: of `njit`.
+    """
+    files = __file__, *(str(module.__file__) for module in built_from)
+    fingerprint = zlib.crc32(b"".join(Path(file).read_bytes() for file in files))
 
     def decorate(function: Callable[..., Any]) -> Any:
+        function.__qualname__ += f"_{fingerprint:08x}"
         try:
             return njit(function, cache=True, **options)
         except RuntimeError:  # numba found no folder for its cache: compile in each process
             return njit(function, **options)
 
     return decorate
-
-
-def fingerprint(*modules: ModuleType) -> int:
-    """A number for the code in this file and those of `modules`.
-
-    Numba's cache on disk notices changes of a function's own file alone, and of the types of its arguments.  The type
-    of one left out holds its default: so a function that is built from other files has this as the default of one.
-    """
-    return zlib.crc32(
-        b"".join(Path(file).read_bytes() for file in (__file__, *(str(m.__file__) for m in modules)))
-    )
 
 
 def share_threads() -> int:

@@ -34,7 +34,6 @@ from common.compiled import (
     WORDS,
     add_products,
     compiled,
-    fingerprint,
     place,
     prefetch,
     repeat,
@@ -46,7 +45,6 @@ from common.pages import pages
 LINES_AHEAD = 2  # that a step asks for: the columns' weight (up to 3 a step) is there after two passes
 
 INT = ir.IntType(64)
-CODE = fingerprint()
 
 # Rows of a weight that are cast at a time, so that no whole copy of it is ever there.
 SLAB = 64 * LANES
@@ -215,8 +213,8 @@ def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row, ahe
 
 
 @compiled(parallel=True)
-def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across, code=CODE):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    """All tiles; arguments as in `TiledLinear.__call__`; leave `code` out, see `fingerprint`."""
+def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  # type: ignore[no-untyped-def]
+    """All tiles; arguments as in `TiledLinear.__call__`."""
     tile_bytes = out_row // across
     for tile in prange(across):
         columns = weight + tile * wide * steps * LINE

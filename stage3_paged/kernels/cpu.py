@@ -243,7 +243,7 @@ class _Announcement(event.Listener):
 
     def on_start(self, event: event.Event) -> None:
         """A compilation begins; nothing is said if the code was found in the cache on disk."""
-        ours = event.data["dispatcher"].py_func.__module__.startswith(__name__)
+        ours = str(event.data["dispatcher"].py_func.__module__).startswith(__name__)
         if ours and not self.said:
             self.said = True
             print("compiling the CPU attention kernel (once, then cached) ...", file=sys.stderr, flush=True)

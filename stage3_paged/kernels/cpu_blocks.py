@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from common.compiled import array_at
+from common.compiled import array_at, compiled
 from stage3_paged.kernels.cpu_vectors import AHEAD, widen
 
 
@@ -38,7 +38,7 @@ def store_token(like, t, slot, k_at, v_at, rows, keys_at, values_at, sizes):
             values[head, slot % block_size, d] = v[head, d]
 
 
-@njit(cache=True)
+@compiled()
 def store_few(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
     """Write K and V of some tokens to their slots, unless one does not exist.
 
@@ -65,7 +65,7 @@ def store_few(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_ro
     return bad
 
 
-@njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def store_many(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
     """The same by all threads, which take longer to start than a few tokens take to write."""
     slots = array_at(slots_at, (count,), np.int64(0))
@@ -76,7 +76,7 @@ def store_many(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_r
     return bad
 
 
-@njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def copy_blocks(keys, values, k, v, block_table, first):
     """Fill k and v, `[Hkv, n, D]`, with the positions from `first` on."""
     num_kv_heads, num_tokens, head_size = k.shape
@@ -92,7 +92,7 @@ def copy_blocks(keys, values, k, v, block_table, first):
                     v[head, position - first, d] = values[block, head, offset, d]
 
 
-@njit(cache=True)
+@compiled()
 def find_bad_block(block_tables, seq_lens, num_blocks, block_size):
     """Return the first sequence whose context needs a block that is not in its table or in the cache, or -1."""
     for seq in range(len(seq_lens)):
@@ -105,7 +105,7 @@ def find_bad_block(block_tables, seq_lens, num_blocks, block_size):
     return -1
 
 
-@njit(cache=True)
+@compiled()
 def plan_pieces(query_start, seq_lens, window, longest_query, size):
     """Cut the work of all sequences whose query is at most `longest_query` tokens into pieces.
 

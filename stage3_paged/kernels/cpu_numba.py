@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from common.compiled import array_at, fingerprint
+from common.compiled import array_at, compiled
 from stage3_paged.kernels import cpu_blocks, cpu_softmax, cpu_vectors
 from stage3_paged.kernels.cpu_blocks import (
     count_tokens,
@@ -29,14 +29,11 @@ PIECE = 512
 """Positions per piece.  Pieces begin at multiples of it, whatever else is in the batch and however many
 threads there are: so the same sums are made in the same order, and a neighbour changes no bit."""
 
-CODE = fingerprint(cpu_blocks, cpu_softmax, cpu_vectors)
-"""Of what is compiled into `attend_short` from other files."""
-
 ONE = (0,)
 """Shape of a tile over one block, for the last few of a piece: as long as there is one block side by side."""
 
 
-@njit(cache=True, parallel=True)
+@compiled(cpu_blocks, cpu_softmax, cpu_vectors, parallel=True)
 def attend_short(  # noqa: PLR0913, PLR0917
     rows,
     side,
@@ -58,7 +55,6 @@ def attend_short(  # noqa: PLR0913, PLR0917
     out_at,
     lse_at,
     workers,
-    code=CODE,
 ):
     """Attend with all queries of at most `longest` tokens, each thread reading the same number of positions.
 
@@ -83,7 +79,6 @@ def attend_short(  # noqa: PLR0913, PLR0917
         out_at: address of the result, `[T, Hq, D]`; rows of longer queries are not written.
         lse_at: address of `[T, Hq]` for the logarithms of the sums of weights, likewise; or 0.
         workers: number of threads.
-        code: leave it out, see `common.compiled.fingerprint`.
 
     Returns:
         -1; or, before anything is read, the first sequence with a block outside the cache.

@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from common.compiled import LANES, WORD, array_at, fingerprint
+from common.compiled import LANES, WORD, array_at, compiled
 from stage3_paged.kernels import cpu_softmax, cpu_tiles, cpu_vectors
 from stage3_paged.kernels.cpu_softmax import exponentiate, largest, power
 from stage3_paged.kernels.cpu_tiles import lay_out, numbers, tile
@@ -37,11 +37,8 @@ FIELDS, NUM_TOKENS = 7, 2
 position that anybody sees, or one before, where a block begins; positions laid out from there; address of its lines,
 those of K and then those of V."""
 
-CODE = fingerprint(cpu_softmax, cpu_tiles, cpu_vectors)
-"""Of what is compiled into `attend_units` from other files."""
 
-
-@njit(cache=True, parallel=True)
+@compiled(cpu_softmax, cpu_tiles, cpu_vectors, parallel=True)
 def attend_units(  # noqa: PLR0913, PLR0917
     like,
     bits,
@@ -60,7 +57,6 @@ def attend_units(  # noqa: PLR0913, PLR0917
     unit,
     window,
     workers,
-    code=CODE,
 ):
     """Lay K and V of some sequences out, then do all units of their queries.
 
@@ -82,7 +78,6 @@ def attend_units(  # noqa: PLR0913, PLR0917
         unit: what such a score is multiplied by for `lse`.
         window: sliding window, or more than any context.
         workers: number of threads.
-        code: leave it out, see `common.compiled.fingerprint`.
     """
     num_heads, num_kv_heads, head_size, block_size = sizes
     group = num_heads // num_kv_heads

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 from support.live_server import serve
 
+from common.bench import serve as serve_bench
 from common.bench.job import Job
-from common.bench.serve import run
+from common.bench.serve import Scale, run
 from common.bench.serve_agents import agent_figures, run_agents
 from common.bench.serve_client import Goal, Outcome, body, replay, serving_figures
 from common.bench.serve_offline import offline_process
@@ -139,8 +140,10 @@ def test_a_stage_without_sharing_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_of_it(tmp_path) -> None:
+def test_the_whole_of_it(tmp_path, monkeypatch) -> None:
     """On a tiny model: the report is written, and its figures are those of the JSON."""
+    small = Scale((2, 5), 3, 1, 4, 8, (0.3, 0.6), seconds=0.2, patience=10, agents=3, turns=3, system=100)
+    monkeypatch.setattr(serve_bench, "QUICK", small)
     results = run(
         model="tiny-llama", dtype="float32", kernel="reference", kv_bytes=8 << 20, quick=True, out=tmp_path
     )

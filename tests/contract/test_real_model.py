@@ -10,6 +10,7 @@ import torch
 from common import LLM, SamplingParams
 from common.bench.demo_prompts import PROMPTS
 from common.model.loader import resolve
+from common.stages import find_stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.model135]
 
@@ -55,12 +56,12 @@ def by_transformers() -> list[list[int]]:
 
 
 def test_real_answers_equal_transformers(stage):
-    """Token for token, through the chat template, in one crowd."""
+    """Token for token, through the chat template, in one crowd; of stage 1, which computes all of it anew, fewer."""
+    asked = questions()[:4] if find_stage(stage)[1].number == 1 else questions()
     llm = LLM(stage=stage, dtype="float32", max_model_len=512, kv_bytes=1 << 28, max_num_seqs=6)
-    conversations = [[{"role": "user", "content": text}] for text in questions()]
+    conversations = [[{"role": "user", "content": text}] for text in asked]
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     outputs = llm.chat(conversations, params, use_tqdm=False)
-    assert [list(output.outputs[0].token_ids) for output in outputs] == by_transformers()
-    assert "Paris" in next(
-        output.outputs[0].text for output, text in zip(outputs, questions(), strict=True) if "France" in text
-    )
+    assert [list(output.outputs[0].token_ids) for output in outputs] == by_transformers()[: len(asked)]
+    assert "France" in asked[0]
+    assert "Paris" in outputs[0].outputs[0].text

@@ -102,7 +102,8 @@ def ran(request):
     """A stage's notebook, run with gaps and filled in at the same time; and what the second one's checks should say."""
     source, folder = read_source(request.param), stage_folder(request.param)
     graded, expected = with_wrong_answers(source)
-    with ThreadPoolExecutor(2) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setenv("OMP_NUM_THREADS", "1")  # each; two threads of both would wait for one another
         jobs = [pool.submit(execute, notebook, folder, PATIENCE) for notebook in (learners(source), graded)]
         gaps, filled = (job.result() for job in jobs)
     return gaps, filled, expected

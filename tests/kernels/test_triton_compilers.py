@@ -64,10 +64,10 @@ def test_compiles_without_spilling(target: str, tmp_path: Path) -> None:
 
 
 def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A Python of its own, since Triton reads its environment once."""
+    """A Python of its own, since Triton reads its environment once; with one thread, as several run side by side."""
     return subprocess.Popen(
         [sys.executable, *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         cwd=HERE.parent.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -117,16 +117,16 @@ def test_a_stage_without_beam_search_says_so(stage):
 @pytest.mark.parametrize(
     "params",
     [
-        BeamSearchParams(4, n=4, max_tokens=12),
-        BeamSearchParams(8, n=3, max_tokens=10, length_penalty=0.0, early_stopping=True),
-        BeamSearchParams(3, n=3, max_tokens=14, length_penalty=-1.0, early_stopping="never"),
+        BeamSearchParams(4, n=4, max_tokens=8),
+        BeamSearchParams(8, n=3, max_tokens=8, length_penalty=0.0, early_stopping=True),
+        BeamSearchParams(3, n=3, max_tokens=8, length_penalty=-1.0, early_stopping="never"),
     ],
     ids=lambda params: f"width {params.beam_width}",
 )
 def test_real_model(params):
-    """Four real prompts in one crowd, in float32; the short ones end by themselves, at several lengths."""
+    """Three real prompts in one crowd, in float32; the short ones end by themselves, at several lengths."""
     llm = LLM(stage=STAGE, dtype="float32", max_model_len=256, kv_bytes=1 << 27, max_num_seqs=16)
-    texts = [*PROMPTS[:2], "What is the capital of France? Answer in one word.", "Say yes or no."]
+    texts = [PROMPTS[1], "What is the capital of France? Answer in one word.", "Say yes or no."]
     outputs = llm.beam_search([[{"role": "user", "content": t}] for t in texts], params, use_tqdm=False)
     assert_equal(llm, "smollm2-135m", outputs, params)
     assert len({len(answer.token_ids) for output in outputs for answer in output.outputs}) > 2

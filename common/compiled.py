@@ -15,7 +15,7 @@ import torch
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 LIKE = {
     torch.bfloat16: np.uint16(0),
@@ -140,3 +140,72 @@ def prefetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:
     function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     read, second_level, data = word(0), word(2), word(1)
     builder.call(function, [builder.bitcast(pointer, byte), read, second_level, data])
+
+
+class _BFloat(ir.Type):
+    """LLVM has the type, llvmlite no name for it."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    __str__ = _to_string
+
+
+def to_bfloat16(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
+    """SUMS as the bits of the nearest bfloat16 in each lane, ties to even; NaN stays NaN."""
+    halves = builder.fptrunc(sums, ir.VectorType(_BFloat(), LANES))
+    return builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES))
+
+
+def widen(x):  # type: ignore[no-untyped-def]
+    """A stored number, see `LIKE`, as one to calculate with."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(widen)
+def _widen(x):  # type: ignore[no-untyped-def]
+    return {
+        types.uint16: lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32),
+        types.int16: lambda x: _half_to_float(x),  # noqa: PLW0108 - numba overloads take functions
+    }.get(x, lambda x: x)
+
+
+def narrow(x, like):  # type: ignore[no-untyped-def]
+    """A result as it is stored beside `like`: the nearest, ties to even."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(narrow)
+def _narrow(x, like):  # type: ignore[no-untyped-def]
+    def bfloat16(x, like):  # type: ignore[no-untyped-def]
+        # NaN stays NaN: made here or of bfloat16 numbers, the lower half of its bits is zero, so nothing carries.
+        bits = np.float32(x).view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+    return {
+        types.uint16: bfloat16,
+        types.int16: lambda x, like: _float_to_half(x),
+    }.get(like, lambda x, like: x)
+
+
+@intrinsic
+def _half_to_float(_, x):  # type: ignore[no-untyped-def]
+    """The number whose float16 bits these are."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        half = builder.bitcast(arguments[0], ir.HalfType())
+        return builder.fpext(half, ir.FloatType())
+
+    return types.float32(types.int16), generate
+
+
+@intrinsic
+def _float_to_half(_, x):  # type: ignore[no-untyped-def]
+    """Bits of the nearest float16."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        half = builder.fptrunc(arguments[0], ir.HalfType())
+        return builder.bitcast(half, ir.IntType(16))
+
+    return types.int16(types.float32), generate

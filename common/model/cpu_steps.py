@@ -13,10 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numba import float32, int32, prange, uint16, uint32
-from numba.extending import intrinsic, overload
+from numba import float32, int32, prange
 
-from common.compiled import LIKE, array_at, compiled, share_threads
+from common.compiled import LIKE, array_at, compiled, narrow, share_threads, widen
 
 Kernel = Callable[..., None]
 
@@ -77,49 +76,6 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr()
 
 
-@intrinsic
-def _to_bits(typing_context, value):  # type: ignore[no-untyped-def]
-    """The bits of a float32."""
-    return uint32(float32), _bitcast
-
-
-@intrinsic
-def _from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
-    """The float32 of some bits."""
-    return float32(uint32), _bitcast
-
-
-def _bitcast(context, builder, signature, args):  # type: ignore[no-untyped-def]
-    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
-
-
-def _wide(stored):  # type: ignore[no-untyped-def]
-    """A stored number as float32; bfloat16 is the upper half of one."""
-
-
-def _rounded(value, like):  # type: ignore[no-untyped-def]
-    """A float32 as it is stored beside `like`: the nearest bfloat16, ties to even.
-
-    NaN stays NaN: with bfloat16 operands the lower half of its bits is zero, so rounding cannot carry.
-    """
-
-
-@overload(_wide)
-def _wide_for(stored):  # type: ignore[no-untyped-def]
-    if stored == uint16:
-        return lambda stored: _from_bits(uint32(stored) << uint32(16))
-    return lambda stored: stored
-
-
-@overload(_rounded)
-def _rounded_for(value, like):  # type: ignore[no-untyped-def]
-    def to_bfloat16(value, like):  # type: ignore[no-untyped-def]
-        bits = _to_bits(value)
-        return uint16((bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))) >> uint32(16))
-
-    return to_bfloat16 if like == uint16 else lambda value, like: value
-
-
 # A sum that may be taken in any order can be vectorised; NaN and infinity keep their meaning.
 @compiled(fastmath={"reassoc"})
 def _norm_rows(like, hidden_at, delta_at, weight_at, out_at, rows, width, eps, first, last):  # type: ignore[no-untyped-def]
@@ -131,15 +87,15 @@ def _norm_rows(like, hidden_at, delta_at, weight_at, out_at, rows, width, eps, f
     for t in range(first, last):
         if delta_at != 0:
             for i in range(width):
-                hidden[t, i] = _rounded(_wide(hidden[t, i]) + _wide(delta[t, i]), like)
+                hidden[t, i] = narrow(widen(hidden[t, i]) + widen(delta[t, i]), like)
         square = float32(0)
         for i in range(width):
-            row[i] = _wide(hidden[t, i])
+            row[i] = widen(hidden[t, i])
             square += row[i] * row[i]
         factor = float32(1) / math.sqrt(square / float32(width) + float32(eps))
         for i in range(width):
-            normed = _wide(_rounded(row[i] * factor, like))
-            out[t, i] = _rounded(normed * _wide(weight[i]), like)
+            normed = widen(narrow(row[i] * factor, like))
+            out[t, i] = narrow(normed * widen(weight[i]), like)
 
 
 @compiled()
@@ -169,11 +125,11 @@ def _rotate_rows(like, packed_at, cos_at, sin_at, out_at, sizes, first_row, last
             first, second = head[:half], head[half:]
             new_first, new_second = turned[:half], turned[half:]
             for i in range(half):
-                a, b, c, s = _wide(first[i]), _wide(second[i]), _wide(cosines[i]), _wide(sines[i])
-                a_cos, b_sin = _wide(_rounded(a * c, like)), _wide(_rounded(b * s, like))
-                b_cos, a_sin = _wide(_rounded(b * c, like)), _wide(_rounded(a * s, like))
-                new_first[i] = _rounded(a_cos - b_sin, like)
-                new_second[i] = _rounded(b_cos + a_sin, like)
+                a, b, c, s = widen(first[i]), widen(second[i]), widen(cosines[i]), widen(sines[i])
+                a_cos, b_sin = widen(narrow(a * c, like)), widen(narrow(b * s, like))
+                b_cos, a_sin = widen(narrow(b * c, like)), widen(narrow(a * s, like))
+                new_first[i] = narrow(a_cos - b_sin, like)
+                new_second[i] = narrow(b_cos + a_sin, like)
 
 
 @compiled()
@@ -196,7 +152,7 @@ def _silu_rows(like, gate_up_at, out_at, rows, width, first, last):  # type: ign
     for t in range(first, last):
         gate, up, product = gate_up[t, 0], gate_up[t, 1], out[t]
         for i in range(width):
-            x = _wide(gate[i])
+            x = widen(gate[i])
             # e ** minus as 2 ** (exponent - 127 + f), infinite from 88.8 on; NaN passes both comparisons.
             minus = -x
             minus = float32(-87.3) if minus < float32(-87.3) else minus
@@ -206,9 +162,9 @@ def _silu_rows(like, gate_up_at, out_at, rows, width, first, last):  # type: ign
             y = POWERS_OF_LN2[7]
             for k in (6, 5, 4, 3, 2, 1, 0):
                 y = y * f + POWERS_OF_LN2[k]
-            scale = _from_bits(uint32(exponent) << uint32(23))
-            silu = _wide(_rounded(x / (float32(1) + y * scale), like))
-            product[i] = _rounded(silu * _wide(up[i]), like)
+            scale = np.uint32(np.uint32(exponent) << np.uint32(23)).view(np.float32)
+            silu = widen(narrow(x / (float32(1) + y * scale), like))
+            product[i] = narrow(silu * widen(up[i]), like)
 
 
 @compiled()

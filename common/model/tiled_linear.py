@@ -39,6 +39,7 @@ from common.compiled import (
     repeat,
     share_threads,
     splat,
+    to_bfloat16,
 )
 from common.pages import pages
 
@@ -208,7 +209,7 @@ def _emit_tile(builder, like, rows, columns, weight, steps, x, out, out_row, ahe
     for r in range(rows):
         row = builder.add(out, builder.mul(INT(r), out_row))
         for c, total in enumerate(sums[r * columns : (r + 1) * columns]):
-            stored = _to_bfloat16(builder, total) if like == types.uint16 else total
+            stored = to_bfloat16(builder, total) if like == types.uint16 else total
             builder.store(stored, place(builder, row, c, stored_bytes, stored.type), align=like.bitwidth // 8)
 
 
@@ -225,16 +226,3 @@ def _multiply(like, weight, x, out, rows, out_row, steps, high, wide, across):  
             first = min(i * high, rows - high)
             out_at = out + first * out_row + tile * tile_bytes
             _tile(like, high, wide, columns, steps, x + first * steps * WORD, out_at, out_row, ahead)
-
-
-def _to_bfloat16(builder, sums):  # type: ignore[no-untyped-def]
-    """The nearest bfloat16, ties to even; NaN stays NaN."""
-
-    def all_of(number):  # type: ignore[no-untyped-def]
-        return ir.Constant(WORDS, [number] * LANES)
-
-    bits = builder.bitcast(sums, WORDS)
-    odd = builder.and_(builder.lshr(bits, all_of(16)), all_of(1))
-    rounded = builder.lshr(builder.add(bits, builder.add(odd, all_of(0x7FFF))), all_of(16))
-    kept = builder.select(builder.fcmp_unordered("uno", sums, sums), all_of(0x7FC0), rounded)
-    return builder.trunc(kept, ir.VectorType(ir.IntType(16), LANES))

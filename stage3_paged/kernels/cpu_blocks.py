@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from common.compiled import array_at, compiled
-from stage3_paged.kernels.cpu_vectors import AHEAD, widen
+from common.compiled import array_at, compiled, widen
+from stage3_paged.kernels.cpu_vectors import AHEAD
 
 
 @njit

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from common.compiled import array_at, compiled
+from common.compiled import array_at, compiled, narrow
 from stage3_paged.kernels import cpu_blocks, cpu_softmax, cpu_vectors
 from stage3_paged.kernels.cpu_blocks import (
     count_tokens,
@@ -23,7 +23,7 @@ from stage3_paged.kernels.cpu_blocks import (
     plan_pieces,
 )
 from stage3_paged.kernels.cpu_softmax import exponentiate, largest, power
-from stage3_paged.kernels.cpu_vectors import AHEAD, add_tile_product, itemsize, narrow, room, tile_product
+from stage3_paged.kernels.cpu_vectors import AHEAD, add_tile_product, itemsize, room, tile_product
 
 PIECE = 512
 """Positions per piece.  Pieces begin at multiples of it, whatever else is in the batch and however many

@@ -112,11 +112,12 @@ def attend_in_tiles(
     num_heads, head_size = q.shape[1:]
     num_kv_heads, block_size = values.shape[1:3]
     position_bytes = 2 * num_kv_heads * head_size * q.itemsize  # of lines
-    for part, spans in _divide(batch, window, block_size, ROOM // position_bytes):
-        lines = torch.empty(sum(span for _, span in spans) * position_bytes + LINE, dtype=torch.uint8)
+    for part in _divide(batch, window, block_size, ROOM // position_bytes):
+        fields = np.array(part)  # [n, 6]
+        sizes = fields[:, -1] * position_bytes  # [n]
+        lines = torch.empty(sizes.sum() + LINE, dtype=torch.uint8)
         at = -(-lines.data_ptr() // LINE) * LINE
-        fields = np.array([(*sequence, *span, 0) for sequence, span in zip(part, spans, strict=True)])
-        fields[:, -1] = at + (fields[:, -2].cumsum() - fields[:, -2]) * position_bytes
+        fields = np.column_stack((fields, at + sizes.cumsum() - sizes))  # [n, FIELDS]
         attend_units(
             LIKE[q.dtype],
             np.uint16(0) if q.dtype == torch.bfloat16 else np.uint32(0),
@@ -134,22 +135,23 @@ def attend_in_tiles(
 
 def _divide(
     batch: Sequence[Sequence[int]], window: int | None, block_size: int, room: int
-) -> Iterator[tuple[list[Sequence[int]], list[tuple[int, int]]]]:
+) -> Iterator[list[tuple[int, ...]]]:
     """Divide sequences into parts that lie in `room` positions, or are alone.
 
     Returns:
-        Of each part its sequences, and for each of those the first position that is laid out and how many are.
+        Of each part its sequences, each with the first position that is laid out and how many are.
     """
-    part: list[Sequence[int]] = []
-    spans: list[tuple[int, int]] = []
+    part: list[tuple[int, ...]] = []
+    used = 0
     for sequence in batch:
         *_, num_tokens, length = sequence
         first = 0 if window is None else max(0, length - num_tokens - window + 1)
         first -= first % block_size
         span = -(-(length - first) // STEP) * STEP
-        if part and sum(span for _, span in spans) + span > room:
-            yield part, spans
-            part, spans = [], []
-        part.append(sequence)
-        spans.append((first, span))
-    yield part, spans
+        if part and used + span > room:
+            yield part
+            part, used = [], 0
+        part.append((*sequence, first, span))
+        used += span
+    if part:
+        yield part

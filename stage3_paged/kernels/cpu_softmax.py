@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, overload
 
-from common.compiled import LANES, SUMS, WORDS, multiply_add, repeat
+from common.compiled import LANES, SUMS, WORDS, multiply_add, repeat, to_bfloat16
 
 INT = ir.IntType(64)
 FLAGS = ir.VectorType(ir.IntType(1), LANES)
@@ -125,7 +125,7 @@ def powers_of_2(_, like, row, count, scale, peak, out):
             wanted = builder.icmp_signed("<", lanes, left)
             scores = _load(builder, builder.add(row, builder.mul(first, INT(4))), wanted)
             weights = _power_of_2(builder, multiply_add(builder, scores, scale, down))
-            _store(builder, _round(builder, weights) if narrow else weights,
+            _store(builder, to_bfloat16(builder, weights) if narrow else weights,
                    builder.add(out, builder.mul(first, INT(like.bitwidth // 8))), wanted)  # fmt: skip
             return [builder.fadd(totals[0], weights)]
 
@@ -155,21 +155,6 @@ def _power_of_2(builder, x):
     bias, bits = (ir.Constant(WORDS, [n] * LANES) for n in (127, 23))
     exponent = builder.shl(builder.add(builder.fptosi(whole, WORDS), bias), bits)
     return builder.fmul(builder.bitcast(exponent, SUMS), y)
-
-
-class _BFloat(ir.Type):
-    """LLVM has the type, llvmlite no name for it."""
-
-    def _to_string(self):
-        return "bfloat"
-
-    __str__ = _to_string
-
-
-def _round(builder, sums):
-    """Each lane as the bits of the nearest bfloat16, ties to even."""
-    halves = builder.fptrunc(sums, ir.VectorType(_BFloat(), LANES))
-    return builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES))
 
 
 def _all(builder, scalar):

@@ -19,11 +19,11 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from common.compiled import LANES, WORD, array_at, compiled
+from common.compiled import LANES, WORD, array_at, compiled, narrow
 from stage3_paged.kernels import cpu_softmax, cpu_tiles, cpu_vectors
 from stage3_paged.kernels.cpu_softmax import exponentiate, largest, power
 from stage3_paged.kernels.cpu_tiles import lay_out, numbers, tile
-from stage3_paged.kernels.cpu_vectors import itemsize, narrow
+from stage3_paged.kernels.cpu_vectors import itemsize
 
 BLOCK = 512  # positions of a key block
 HIGH, WIDE = 6, 4  # rows and vectors of a tile: 24 sums, which leave registers for operands
@@ -183,25 +183,19 @@ def weigh(like, row, weight, near, far, scale, r, peaks, totals):
     weight[:near] = 0
     weight[far:] = 0
     peak = max(peaks[r], largest(row[near:far]) * scale)
-    shrink = np.float32(1) if peak == peaks[r] else power(peaks[r] - peak)
+    shrink = power(peaks[r] - peak)
     total = exponentiate(row[near:far], scale, peak, weight[near:far], like)
     peaks[r], totals[r] = peak, totals[r] * shrink + total
     return shrink
 
 
 @njit
-def row_at(at, stride, place, r, each):
-    """Address of row r of a sequence; tokens are `stride` bytes apart, numbers `each` long."""
-    token, _, head, group, head_size = place
-    return at + (token + r // group) * stride + (head * group + r % group) * head_size * each
-
-
-@njit
 def load_rows(like, q_at, q_row, place, begin, end, query):
     """Copy rows begin ... end - 1 of one KV head to `query`."""
-    head_size = place[-1]
+    token, _, head, group, head_size = place
     for r in range(begin, end):
-        row = array_at(row_at(q_at, q_row, place, r, itemsize(like)), (head_size,), like)
+        own = (head * group + r % group) * head_size * itemsize(like)  # where this head lies in its token
+        row = array_at(q_at + (token + r // group) * q_row + own, (head_size,), like)
         query[(r - begin) * head_size :][:head_size] = row
 
 
@@ -211,16 +205,11 @@ def store_rows(like, out_at, lse_at, place, begin, end, unit, parts):
     sums, peaks, totals = parts
     token, num_heads, head, group, head_size = place
     for r in range(begin, end):
-        out = array_at(row_at(out_at, num_heads * head_size * itemsize(like), place, r, itemsize(like)),
-                       (head_size,), like)  # fmt: skip
-        row, total = sums[(r - begin) * head_size :][:head_size], totals[r - begin]
+        row = (token + r // group) * num_heads + head * group + r % group  # of flat [T * Hq]
+        out = array_at(out_at + row * head_size * itemsize(like), (head_size,), like)
+        own, total = sums[(r - begin) * head_size :][:head_size], totals[r - begin]
         share = np.float32(1) / total
         for d in range(head_size):
-            out[d] = narrow(row[d] * share, like)
+            out[d] = narrow(own[d] * share, like)
         if lse_at != 0:
-            lse = array_at(
-                lse_at, ((token + r // group + 1) * num_heads,), total
-            )  # [T * Hq] up to this token
-            lse[(token + r // group) * num_heads + head * group + r % group] = peaks[
-                r - begin
-            ] * unit + math.log(total)
+            array_at(lse_at, (row + 1,), total)[row] = peaks[r - begin] * unit + math.log(total)

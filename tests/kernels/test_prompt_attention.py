@@ -71,3 +71,9 @@ def test_a_neighbour_changes_no_bit(dtype: torch.dtype) -> None:
         paged.q[:300], keys, values, rows, paged.case.head_size**-0.5, None, alone, None
     )
     assert torch.equal(alone, together[:300])
+
+
+def test_host_copies_that_name_a_long_query_where_there_is_none() -> None:
+    """What is computed follows the lengths on the device, as it says; the lists only save reading those."""
+    paged = Paged(CPU, Case(((9, 9), (9, 20))))
+    paged.check(paged.attend(query_lens=[17, 1]))

@@ -30,9 +30,8 @@ SHAPES = {
 BATCHES = ((16, 1000), (32, 1000), (16, 2000), (32, 2000))  # sequences, shared tokens
 ROUNDS = 7
 
-# A process that found the kernel on disk gets 1.3 and 0.9.  One that has just compiled it is up to a quarter slower
-# with tiles of eight rows, in bfloat16 only; why is not understood.
-LEAST_GAIN, LEAST = 1.0, 0.5
+# Measured 1.3 and 0.8 to 0.95, in a process that has just compiled the kernel and in one that found it on disk.
+LEAST_GAIN, LEAST = 1.2, 0.7
 
 
 class Decodes:

@@ -79,29 +79,18 @@ class ForwardBatch:
             count=total,
         )  # [T]
         positions = np.arange(total) + np.repeat(computed - start[:-1], query)  # [T]
-        rows = [
-            np.arange(start[b], start[b + 1])
-            if s.wants_prompt_logprobs
-            else start[b + 1 : b + 2] - 1
-            if s.num_computed_tokens + n == len(s.token_ids)
-            else start[:0]
-            for b, (s, n) in enumerate(scheduled)
-        ]
         context = computed + query  # [B]
-
-        def put(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-            return torch.from_numpy(array).to(dtype)
-
+        put = torch.from_numpy
         return cls(
-            input_ids=put(ids, torch.int64),
-            positions=put(positions, torch.int64),
-            query_start=put(start, torch.int32),
-            seq_lens=put(context, torch.int32),
-            logits_rows=put(np.concatenate(rows) if rows else start[:0], torch.int64),
+            input_ids=put(ids),
+            positions=put(positions),
+            query_start=put(start.astype(np.int32)),
+            seq_lens=put(context.astype(np.int32)),
+            logits_rows=put(_logits_rows(scheduled, start, context)),
             query_lens=query.tolist(),
             context_lens=context.tolist(),
-            slot_mapping=put(start[:0], torch.int64),  # the KV backend's `prepare` fills in these two
-            block_tables=put(start[:0], torch.int32),
+            slot_mapping=put(start[:0]),  # the KV backend's `prepare` fills in these two
+            block_tables=torch.empty(0, dtype=torch.int32),
         )
 
     def to(self, device: torch.device) -> ForwardBatch:
@@ -113,6 +102,18 @@ class ForwardBatch:
             if isinstance(value, torch.Tensor):
                 setattr(moved, name, staged(value, device).to(device, non_blocking=True))
         return moved
+
+
+def _logits_rows(scheduled: Scheduled, start: np.ndarray, context: np.ndarray) -> np.ndarray:
+    """`[R]` int64: the last row of each sequence that has caught up, all rows of one that is to be scored."""
+    wanted = np.array([len(s.token_ids) for s, _ in scheduled], dtype=np.int64) == context  # [B]
+    if not any(s.wants_prompt_logprobs for s, _ in scheduled):
+        return start[1:][wanted] - 1
+    rows = np.zeros(start[-1], dtype=bool)  # [T]
+    rows[start[1:][wanted] - 1] = True
+    for (seq, _), first, end in zip(scheduled, start, start[1:], strict=False):
+        rows[first:end] |= seq.wants_prompt_logprobs
+    return np.flatnonzero(rows)
 
 
 def staged(array: torch.Tensor, device: torch.device) -> torch.Tensor:

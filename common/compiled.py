@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,6 +58,27 @@ def compiled(*built_from: ModuleType, **options: Any) -> Callable[[Callable[...,
             return njit(function, **options)
 
     return decorate
+
+
+Listener = Callable[[Callable[..., Any], tuple[Any, ...]], None]
+"""Is told of a compiled function and what it is called with."""
+
+LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+"""Who wants to know of the launches of this thread: see `host_graphs.py`."""
+
+
+def launch(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a compiled function, and tell whoever listens.
+
+    Args:
+        function: computes nothing but from what it is given.  It returns nothing, or the number of what is wrong in
+            its arguments, -1 if all is right.
+        arguments: numbers, addresses and tuples of them.
+    """
+    listener = LISTENER.get()
+    if listener is not None:
+        listener(function, arguments)
+    return function(*arguments)
 
 
 def share_threads() -> int:

@@ -26,7 +26,7 @@ class EngineConfig:
         policy: who goes first in stage 4 on: "fcfs", or "priority" (the smaller number first).
         watermark: share of the blocks, and at least one, that stays free when a request is let in beside
             others (stage 4 on).
-        enforce_eager: never capture decode steps as CUDA graphs, see `common/graphs.py` (GPU, stage 3 on).
+        enforce_eager: never record decode steps to replay them, see `common/graphs.py` (stage 3 on).
         enable_prefix_caching: keep the blocks of ended requests findable (stage 5 on).
         seed: where the generators of requests without a seed of their own start from.
     """

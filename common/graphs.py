@@ -1,9 +1,10 @@
-"""Decode steps as CUDA graphs: what never changes from step to step is said to the GPU once.
+"""Decode steps as graphs: what never changes from step to step is said once.
 
 A forward is 18 launches per layer, some 550 for SmolLM2-135M, and each costs the host several microseconds
-however little the GPU then has to do.  In a decode step that is very little: a layer's weights are 7 MB in
-bfloat16, which a large GPU reads in two microseconds.  So it waits for Python most of the time.  A captured
-graph is the list of those launches, arguments and all; one call starts it whole.
+however little there is to do.  In a decode step that is very little: a layer's weights are 7 MB in bfloat16,
+which a large GPU reads in two microseconds.  So it waits for Python most of the time.  A captured graph is the
+list of those launches, arguments and all; one call starts it whole.  On a CPU the list is our own
+(`host_graphs.py`), and what it saves is a third of the step of a lone sequence.
 
 What makes it possible: a decode step does the same launches every time.  Same number of rows, one query token
 each, same weights, same K/V arrays; only contents differ.  So contents go into buffers that stay where they
@@ -13,17 +14,18 @@ are, and a graph reads from there:
                                    seq_lens    412  38 109   0     it attends to nothing, so its output is zero,
                                    slots      9811 406 733  -1     it stores nothing, and its logits are cut off
 
-One graph per batch size would be many, so sizes are rounded up to buckets.  A graph is captured when its bucket
-is first needed: that step runs its forward once more to warm up, and takes far longer than others.  Memory: the
-buffers (the largest is the logits', most sequences x V), and the scratch space of one forward, which all graphs
-share since only one runs at a time.
+On a GPU one graph per batch size would be many, so sizes are rounded up to buckets; a CPU would compute the
+added rows, and records quickly, so there every size has its own.  A graph is captured when its bucket is first
+needed, and that step takes longer than others: on a GPU several times, on a CPU twice.  Memory: the buffers (the
+largest is the logits', most sequences x V), and the scratch space of one forward, which all graphs share since
+only one runs at a time.
 
-Graphs are not used for a batch with a prompt or a chunk of one (its shape seldom comes again, and it keeps the
-GPU busy), for a batch above the largest bucket (likewise), for one whose sequences read a prefix together
-(stage 5, where that saves more than the launches cost), without a GPU, with `enforce_eager`, or with the
-kernel "reference", which loops on the host over lengths that a graph would freeze.
+Graphs are not used for a batch with a prompt or a chunk of one (its shape seldom comes again, and it has
+much to do), for a batch above the largest bucket (likewise), for one whose sequences read a prefix together
+(stage 5, where that saves more than the launches cost), with `enforce_eager`, with the kernel "reference", which
+loops on the host over lengths that a graph would freeze, or with Triton's interpreter.
 
-vLLM captures decode steps in the same way (`v1/worker/gpu_model_runner.py`, and its option `enforce_eager`).
+vLLM captures decode steps as CUDA graphs (`v1/worker/gpu_model_runner.py`, and its option `enforce_eager`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ import torch.nn.functional as F
 
 from common.batch import ForwardBatch, staged
 from common.config import EngineConfig
+from common.host_graphs import HostRecorder
 from common.protocol import KVBackend, Model
 
 LARGEST_BUCKET = 256
@@ -49,10 +52,10 @@ Replay = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Whoever can record work on a device: CUDA, or a test's stand-in."""
+    """Whoever can record work on a device."""
 
     def capture(self, work: Callable[[], None]) -> Replay:
-        """Record what `work` starts.  It may be run for real before, so it must be safe to run twice."""
+        """Do the work, and record what it starts.  It may be run twice for that, so it must be safe to do so."""
         ...
 
 
@@ -86,15 +89,24 @@ class CudaRecorder:
 
 def decode_graphs(model: Model, kv: KVBackend, config: EngineConfig) -> DecodeGraphs | None:
     """Graphs for a model and its KV backend, or None where they are not used (see the head of this file)."""
-    if model.device.type != "cuda" or config.enforce_eager or config.kernel == "reference":
+    if config.enforce_eager or config.kernel == "reference":
         return None
-    return DecodeGraphs(model, kv, config, CudaRecorder(model.device))
+    if model.device.type == "cuda":
+        return DecodeGraphs(model, kv, config, CudaRecorder(model.device), bucket_sizes(config.max_num_seqs))
+    if config.kernel == "triton":
+        return None
+    return DecodeGraphs(model, kv, config, HostRecorder(), all_sizes(config.max_num_seqs))
 
 
 def bucket_sizes(max_num_seqs: int) -> list[int]:
     """1, 2, 4 and the multiples of 8 up to the most sequences of a batch, which is a bucket too."""
     largest = min(max_num_seqs, LARGEST_BUCKET)
     return sorted({size for size in (1, 2, 4, *range(8, largest, 8)) if size < largest} | {largest})
+
+
+def all_sizes(max_num_seqs: int) -> list[int]:
+    """Every size a bucket of its own: on a CPU a row that stands for no token costs as much as one that does."""
+    return list(range(1, min(max_num_seqs, LARGEST_BUCKET) + 1))
 
 
 class DecodeGraphs:
@@ -105,13 +117,16 @@ class DecodeGraphs:
         kv: nor may its `attend`.  It takes rows of slot -1 and context 0 for rows that stand for no token.
         config: sizes the buffers.
         recorder: captures.
+        buckets: sizes of batches that get a graph, ascending.
     """
 
-    def __init__(self, model: Model, kv: KVBackend, config: EngineConfig, recorder: Recorder) -> None:
+    def __init__(
+        self, model: Model, kv: KVBackend, config: EngineConfig, recorder: Recorder, buckets: list[int]
+    ) -> None:
         self.model = model
         self.kv = kv
         self.recorder = recorder
-        self.buckets = bucket_sizes(config.max_num_seqs)
+        self.buckets = buckets
         rows, device = self.buckets[-1], model.device
         max_blocks = -(-config.max_model_len // config.block_size)
         self.inputs = ForwardBatch(
@@ -145,10 +160,11 @@ class DecodeGraphs:
         """
         bucket = next(size for size in self.buckets if size >= batch.num_seqs)
         self._fill(batch, bucket)
-        if bucket not in self.replays:
+        if bucket in self.replays:
+            self.replays[bucket]()
+        else:
             rows = self._first_rows(bucket)
             self.replays[bucket] = self.recorder.capture(lambda: self._step(rows))
-        self.replays[bucket]()
         return self.logits[: batch.num_seqs]  # [B, V]
 
     def _fill(self, batch: ForwardBatch, bucket: int) -> None:
@@ -158,7 +174,9 @@ class DecodeGraphs:
         """
         device = self.model.device
         for name, empty in PADDING.items():
-            array = F.pad(getattr(batch, name), (0, bucket - batch.num_seqs), value=empty)  # [bucket]
+            array = getattr(batch, name)  # [B]
+            if bucket > batch.num_seqs:
+                array = F.pad(array, (0, bucket - batch.num_seqs), value=empty)  # [bucket]
             getattr(self.inputs, name)[:bucket].copy_(staged(array, device), non_blocking=True)
         tables = batch.block_tables  # [B, most blocks of this batch]
         target = self.inputs.block_tables[: tables.shape[0], : tables.shape[1]]

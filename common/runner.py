@@ -18,7 +18,7 @@ class ModelExecutor:
     Args:
         model: computes.
         kv: remembers.
-        config: given by stages whose decode can be captured as CUDA graphs; on a GPU it then is.
+        config: given by stages whose decode steps can be recorded and replayed, see `graphs.py`.
     """
 
     def __init__(self, model: Model, kv: KVBackend, config: EngineConfig | None = None) -> None:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from common import runner
 from common.batch import ForwardBatch
+from common.host_graphs import Recording
 from common.output import OutputProcessor
 from common.protocol import Engine
 
@@ -41,19 +42,19 @@ class PartClock:
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._part = "other"
+        self.part = "other"
         self._since = time.perf_counter()
 
     def switch(self, part: str) -> str:
         """From now on time belongs to another part; returns the one that it belonged to."""
         now = time.perf_counter()
-        self._seconds[self._part] += now - self._since
-        before, self._part, self._since = self._part, part, now
+        self._seconds[self.part] += now - self._since
+        before, self.part, self._since = self.part, part, now
         return before
 
     def lap(self) -> dict[str, float]:
         """Seconds of every part since the last call."""
-        self.switch(self._part)
+        self.switch(self.part)
         seconds, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
         return seconds
 
@@ -77,7 +78,21 @@ def clocked(engine: Engine, processor: OutputProcessor) -> Iterator[PartClock]:
     with ExitStack() as stack:
         for part, owner, name in _places(engine, processor):
             stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
+        # What is recorded from here on keeps the part that it was recorded in; the engine's own come back at the end.
+        stack.enter_context(patch.object(Recording, "note", _timed_note(clock)))
+        if graphs := getattr(getattr(engine, "executor", None), "graphs", None):
+            stack.enter_context(patch.dict(graphs.replays, clear=True))
         yield clock
+
+
+def _timed_note(clock: PartClock) -> Callable[..., None]:
+    """`Recording.note` for calls whose time belongs to whatever part is running now."""
+    note = Recording.note
+
+    def timed_note(recording: Recording, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        note(recording, clock.timed(clock.part, function), arguments)
+
+    return timed_note
 
 
 def _places(engine: Engine, processor: OutputProcessor) -> Iterator[tuple[str, object, str]]:
@@ -94,8 +109,12 @@ def _places(engine: Engine, processor: OutputProcessor) -> Iterator[tuple[str, o
     yield "sampling", runner, "sample"
     yield "booking", sys.modules[type(engine).__module__], "advance"
     yield "text", processor, "process"
+    graphs = getattr(getattr(engine, "executor", None), "graphs", None)
     scheduler = getattr(engine, "scheduler", None)
     blocks = getattr(engine.kv, "blocks", None)
+    if graphs:
+        yield "batch", graphs, "_fill"
+        yield "head", graphs, "_step"  # but for the forward in it
     for owner, name in (
         (engine, "_schedule"),
         (engine, "_release_finished"),

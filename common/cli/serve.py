@@ -104,6 +104,9 @@ SchedulingPolicy = Annotated[str, engine(help="fcfs, or priority: smaller number
 NoPrefixCaching = Annotated[
     bool, engine("--no-prefix-caching", help="Compute every prompt anew (stage 5 on shares).")
 ]
+EnforceEager = Annotated[
+    bool, engine("--enforce-eager", help="Do not record decode steps to replay them (stage 3 on does).")
+]
 
 
 def serve(
@@ -111,6 +114,7 @@ def serve(
     server: ServerOptions,
     scheduling_policy: SchedulingPolicy = "fcfs",
     no_prefix_caching: NoPrefixCaching = False,
+    enforce_eager: EnforceEager = False,
 ) -> None:
     """Serve a model to anything that speaks the OpenAI API: change its base_url, and nothing else.
 
@@ -128,6 +132,7 @@ def serve(
     arguments = engine.arguments()
     server.check()
     arguments |= {"policy": scheduling_policy, "enable_prefix_caching": not no_prefix_caching}
+    arguments |= {"enforce_eager": enforce_eager}
     EngineConfig(kv_bytes=1, max_model_len=1, policy=scheduling_policy)  # type: ignore[arg-type]
     if arguments["stage"] is None:
         arguments["stage"] = newest_engine()

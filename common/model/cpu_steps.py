@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numba import float32, int32, prange
 
-from common.compiled import LIKE, array_at, compiled, narrow, share_threads, widen
+from common.compiled import LIKE, array_at, compiled, launch, narrow, share_threads, widen
 
 Kernel = Callable[..., None]
 
@@ -64,9 +64,9 @@ def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
 def _run(few: Kernel, many: Kernel, out: torch.Tensor, arguments: tuple[float, ...]) -> None:
     """Call the kernel for one thread or the one for all, as suits the size of the result."""
     if out.numel() <= FEW_RESULTS:
-        few(LIKE[out.dtype], *arguments)
+        launch(few, LIKE[out.dtype], *arguments)
     else:
-        many(LIKE[out.dtype], *arguments, share_threads())
+        launch(many, LIKE[out.dtype], *arguments, share_threads())
 
 
 def _address(tensor: torch.Tensor) -> int:

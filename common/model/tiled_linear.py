@@ -34,6 +34,7 @@ from common.compiled import (
     WORDS,
     add_products,
     compiled,
+    launch,
     place,
     prefetch,
     repeat,
@@ -70,9 +71,9 @@ class TiledLinear:
         if rows:
             x = x.contiguous()
             share_threads()
-            _multiply(LIKE[x.dtype], self.packed.data_ptr(), x.data_ptr(), out.data_ptr(), rows,
-                      self.out * x.element_size(),
-                      self.packed.shape[1], *tiles(rows, self.out // LANES))  # fmt: skip
+            launch(_multiply, LIKE[x.dtype], self.packed.data_ptr(), x.data_ptr(), out.data_ptr(), rows,
+                   self.out * x.element_size(), self.packed.shape[1],
+                   *tiles(rows, self.out // LANES))  # fmt: skip
         return out if self.bias is None else out.add_(self.bias)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numba.core import event
 
-from common.compiled import LIKE, share_threads
+from common.compiled import LIKE, launch, share_threads
 from common.errors import InvalidValue
 from common.pages import pages
 from stage3_paged.kernels.checks import Layout, check_attention_layouts, check_block_size, check_store_layouts
@@ -81,7 +81,7 @@ def store_kv(
     if store is store_many:
         share_threads()
     addresses = (array.data_ptr() for array in (slot_mapping, k, v, k_cache, v_cache))
-    wrong = store(like, num_tokens, *addresses, *sizes)
+    wrong = launch(store, like, num_tokens, *addresses, *sizes)
     if wrong >= 0:
         num_slots = v_cache.shape[0] * v_cache.shape[1]
         raise InvalidValue("slot_mapping", int(slot_mapping[wrong]), f"0 to {num_slots - 1}")
@@ -142,15 +142,15 @@ def paged_attention(  # noqa: PLR0913, PLR0917
         )
         return result if out is None else out.copy_(result)
     query_lens = query_start.diff().tolist() if query_lens is None else query_lens
-    context_lens = seq_lens.tolist() if context_lens is None else context_lens
     if sum(query_lens) != q.shape[0]:
         raise InvalidValue("query_lens", sum(query_lens), f"{q.shape[0]} in all, one per row of q")
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     addresses = (array.data_ptr() for array in (*arrays, out))
-    bad = attend_short(*plan, *addresses, 0 if lse is None else lse.data_ptr(), share_threads())
+    lse_at = 0 if lse is None else lse.data_ptr()
+    bad = launch(attend_short, *plan, *addresses, lse_at, share_threads())
     if bad >= 0:
-        allowed = f"0 to {len(v_cache) - 1} for {context_lens[bad]} tokens"
+        allowed = f"0 to {len(v_cache) - 1} for {int(seq_lens[bad])} tokens"
         raise InvalidValue(f"block_tables[{bad}]", block_tables[bad].tolist(), allowed)
     if max(query_lens, default=0) > LONGEST_SHORT_QUERY:
         # By the lengths that `attend_short` has looked at: host copies could be wrong.

@@ -1,8 +1,8 @@
 """Where and with what `test_graphs.py` tries decode steps as graphs: engines with and without, and a crowd for them.
 
-Without a GPU, `support/tape.py` stands in for the CUDA graph, and the reference kernel, taught to pass over
-rows that stand for no token, for the Triton kernel; in the interpreter's session it is the Triton kernel
-itself.  With a GPU it is the real thing.
+On the host it is the real thing.  For CUDA graphs, without a GPU, `support/tape.py` stands in, and the reference
+kernel, taught to pass over rows that stand for no token, for the Triton kernel; in the interpreter's session it is
+the Triton kernel itself.  With a GPU that is real too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from support.interpreter import INTERPRETED, needs_gpu
 from support.tape import TapeRecorder
 
 from common.batch import ForwardBatch
-from common.graphs import DecodeGraphs
+from common.graphs import DecodeGraphs, bucket_sizes
 from common.model.config import ModelConfig
 from common.model.decoder import Decoder
 from common.model.zoo import tiny_config, tiny_weights
@@ -26,6 +26,7 @@ from common.sequence import Sequence
 from stage3_paged.kernels import reference
 
 PLACES = {
+    "host": ("cpu", torch.float32, "cpu", 0.0),
     "cpu": ("cpu", torch.float64, "reference", 1e-12),
     "interpreter": ("cpu", torch.float16, "triton", 3e-2),
     "gpu": ("cuda", torch.float32, "triton", 1e-4),
@@ -33,7 +34,7 @@ PLACES = {
 """Device, dtype, kernel, and how far logits of about 1 may part: a product of more rows rounds differently."""
 
 place = pytest.mark.parametrize(
-    "place", ["interpreter"] if INTERPRETED else ["cpu", pytest.param("gpu", marks=needs_gpu)]
+    "place", ["interpreter"] if INTERPRETED else ["host", "cpu", pytest.param("gpu", marks=needs_gpu)]
 )
 FAMILIES = {"llama": {}, "mistral": {"sliding_window": 5}, "qwen2": {}, "qwen3": {"num_key_value_heads": 1}}
 
@@ -72,14 +73,15 @@ def decoder(place: str, family: str) -> Decoder:
 def with_graphs(place: str, stage: str, model: Decoder, **options: object) -> Engine:
     """A stage's engine that captures its decode steps."""
     engine = build(stage, model, kernel=PLACES[place][2], **options)
-    if PLACES[place][0] == "cuda":
-        assert engine.executor.graphs is not None, "a GPU was there"
+    if place in ("host", "gpu"):
+        assert engine.executor.graphs is not None
         return engine
     assert engine.executor.graphs is None, "no GPU was there"
     recorder = TapeRecorder()
     kernel = PassesOver if place == "cpu" else engine.kv.kernel
     engine.kv.kernel = recorder.launched(kernel)
-    engine.executor.graphs = DecodeGraphs(model, engine.kv, engine.config, recorder)
+    buckets = bucket_sizes(engine.config.max_num_seqs)
+    engine.executor.graphs = DecodeGraphs(model, engine.kv, engine.config, recorder, buckets)
     return engine
 
 

@@ -173,6 +173,24 @@ def test_bad_options(arguments, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(("arguments", "option", "value"), [
+    ([], "enforce_eager", False), (["--enforce-eager"], "enforce_eager", True),
+    ([], "enable_prefix_caching", True), (["--no-prefix-caching"], "enable_prefix_caching", False),
+    (["--scheduling-policy", "priority"], "policy", "priority"), ([], "stage", "stage5_prefix_sharing"),
+])  # fmt: skip
+def test_options_reach_the_engine(arguments, option, value, monkeypatch):
+    """What is switched on the command line is what the engine is built with."""
+    import common.generate  # noqa: PLC0415
+    import stage6_api.serve  # noqa: PLC0415
+    from common.cli import main  # noqa: PLC0415
+
+    built = []
+    monkeypatch.setattr(common.generate, "LLM", lambda **options: built.append(options))
+    monkeypatch.setattr(stage6_api.serve, "serve", lambda load, *_: load() or 0)
+    assert main(["serve", *arguments]) == 0
+    assert built[0][option] == value
+
+
 def test_model_that_cannot_be_loaded(capsys):
     """One line, and the port is free again."""
     from common.cli import main  # noqa: PLC0415

@@ -30,11 +30,14 @@ $(COURSE): $(STAMP)
 demo: $(STAMP)  ## run the same real chats through every stage; writes reports/demo.html
 	$(BIN)/sixstage demo
 
+# Two processes at once (threads that wait sleep, or they would take the cores from each other); then, one after the
+# other, the tests that compare times.
 test: $(STAMP)  ## run all tests, the slow ones too
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not timing'
+	$(BIN)/python -m pytest -m timing
 
 test-fast: $(STAMP)  ## run the tests that take seconds
-	$(BIN)/python -m pytest -m 'not slow and not model135'
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m 'not slow and not model135 and not timing'
 
 test-clients: $(STAMP)  ## install well-known OpenAI clients, each by itself, and run them against the server
 	$(BIN)/python -m pytest -m clients tests/clients

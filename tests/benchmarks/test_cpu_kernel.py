@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from stage3_paged.kernels import cpu
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 30, 9, 3, 64, 16  # the default model's
 SEQS, CONTEXT = 32, 320

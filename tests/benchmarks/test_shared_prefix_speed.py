@@ -18,7 +18,7 @@ from common.batch import ForwardBatch
 from stage3_paged.kernels import cpu
 from stage5_prefix_sharing.shared_prefix import SharingRule, attend_shared, plan_sharing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 LAYERS, BLOCK_SIZE, HEAD_SIZE = 8, 16, 64
 SHAPES = {

@@ -107,6 +107,7 @@ def test_capital_of_france(folder: Path, dtype: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from /proc")
 @pytest.mark.parametrize(("dtype", "itemsize"), [("bfloat16", 2), ("float32", 4)])
 def test_loading_costs_little(folder: Path, dtype: str, itemsize: int) -> None:

@@ -65,6 +65,7 @@ def test_seeds_differ() -> None:
         assert first[name].std() > 0.01, name
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_memory_takes_milliseconds(family: str) -> None:
     """Tests and notebooks make many of them."""

@@ -198,6 +198,7 @@ def test_nobody_starves(requests, num_blocks, seats, budget):
     assert desk.scheduler.ranks == {}
 
 
+@pytest.mark.timing
 def test_cost_of_a_step():
     """1,000 running and 10,000 waiting: under 2 ms a step (the median of many, the machine is shared)."""
     desk = Desk(num_blocks=20_000, block_size=16, max_num_seqs=1000, max_num_batched_tokens=200_000)

@@ -164,6 +164,7 @@ class TestNames:
         assert root_hash(pair[0]) != root_hash(pair[1])
 
 
+@pytest.mark.timing
 def test_a_hit_in_the_middle_takes_the_same_time_in_a_large_pool():
     """Taking cached blocks out of the middle of 1e5 free ones costs no more than of 1e3 (a list: 100 times)."""
 

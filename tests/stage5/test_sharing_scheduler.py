@@ -146,6 +146,7 @@ def test_victims_that_hold_nothing_alone():
     assert desk.blocks.pool.num_free == 4
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("shared", [True, False])
 def test_cost_of_a_step(shared):
     """1,000 running and 10,000 waiting: under 2 ms a step (the median of many, the machine is shared)."""

@@ -165,6 +165,7 @@ def test_added_tokens_are_text(byte_level: Tokenizer, full_decode: Decode) -> No
     )
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
 @pytest.mark.parametrize("filler", ["words", "lone bytes", "runs of bytes"])
 def test_time_is_linear(name: str, filler: str, request: pytest.FixtureRequest) -> None:

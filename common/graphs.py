@@ -4,7 +4,7 @@ A forward is 18 launches per layer, some 550 for SmolLM2-135M, and each costs th
 however little there is to do.  In a decode step that is very little: a layer's weights are 7 MB in bfloat16,
 which a large GPU reads in two microseconds.  So it waits for Python most of the time.  A captured graph is the
 list of those launches, arguments and all; one call starts it whole.  On a CPU the list is our own
-(`host_graphs.py`), and what it saves is a third of the step of a lone sequence.
+(`host_graphs.py`), and it saves a quarter of the step of a lone sequence.
 
 What makes it possible: a decode step does the same launches every time.  Same number of rows, one query token
 each, same weights, same K/V arrays; only contents differ.  So contents go into buffers that stay where they

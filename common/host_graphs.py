@@ -116,8 +116,12 @@ def _repeat(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
 
 def _repeat_into(out: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """An operator that makes new tensors: what it gives belongs where it was when recorded."""
-    for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
-        old.copy_(new)
+    again = func(*args, **kwargs)
+    if isinstance(out, torch.Tensor):
+        out.copy_(again)
+    else:
+        for old, new in zip(out, again, strict=True):
+            old.copy_(new)
 
 
 class Pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,7 @@ def check_attention(
     block_tables: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
+    scale: float,
     window: int | None,
     out: torch.Tensor | None,
     lse: torch.Tensor | None = None,
@@ -80,6 +82,7 @@ def check_attention(
         Layout.of(seq_lens),
         None if out is None else Layout.of(out),
         None if lse is None else Layout.of(lse),
+        scale,
         window,
     )
 
@@ -93,6 +96,7 @@ def check_attention_layouts(
     seq_lens: Layout,
     out: Layout | None,
     lse: Layout | None,
+    scale: float,
     window: int | None,
 ) -> None:
     """The same of their layouts."""
@@ -120,6 +124,8 @@ def check_attention_layouts(
         if array[:3] != (q.device, torch.int32, shape) or array.stride[-1] != 1:
             allowed = f"int32 of shape {shape} on {q.device}, last dimension contiguous"
             raise InvalidValue(name, tuple(array), allowed)
+    if not 0 < scale < math.inf:  # masked scores are -inf, and are to stay that
+        raise InvalidValue("scale", scale, "above 0")
     if window is not None and window < 1:
         raise InvalidValue("window", window, "None or at least 1")
 

@@ -4,9 +4,7 @@ Decodes and short chunks go through `cpu_numba.attend_short`, in one launch for 
 each K and V once, where they lie, at the speed of memory.  A long chunk or a prompt is bound by arithmetic
 instead: there each block is read for hundreds of rows, and `cpu_prompt.attend_long_queries` multiplies whole tiles.
 
-Layout: the caches are seen as `[N, bs, Hkv, D]` like those of `reference.py`, but the tokens of a block lie
-innermost in K, `[N, Hkv, D, bs]`, and V is `[N, Hkv, bs, D]`.  So both products of attention add up whole
-vectors: q[d] * K[d, 16 tokens], then weight[t] * V[t, 16 dimensions], without a sum across a vector.
+How K and V lie in memory for it is in `cpu_layout.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +21,14 @@ from numba.core import event
 
 from common.compiled import LIKE, launch, share_threads
 from common.errors import InvalidValue
-from common.pages import pages
-from stage3_paged.kernels.checks import Layout, check_attention_layouts, check_block_size, check_store_layouts
+from stage3_paged.kernels.checks import Layout, check_attention_layouts, check_store_layouts
 from stage3_paged.kernels.cpu_blocks import store_few, store_many
+from stage3_paged.kernels.cpu_layout import check_cache_layout, gather, make_cache, pair_of
 from stage3_paged.kernels.cpu_numba import attend_short
 from stage3_paged.kernels.cpu_prompt import attend_long_queries
 from stage3_paged.kernels.cpu_vectors import AHEAD
+
+__all__ = ["gather", "make_cache", "paged_attention", "store_kv"]
 
 LONGEST_SHORT_QUERY = 16
 """Up to here a query's tokens go one by one through the decode kernel; measured, it is even at about 20."""
@@ -41,25 +41,6 @@ FEW_TOKENS = 64
 
 REMEMBERED = 1024
 """Kinds of calls, by the layouts of their arguments, that need not be looked at again."""
-
-
-def make_cache(
-    num_blocks: int,
-    block_size: int,
-    num_kv_heads: int,
-    head_size: int,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one layer, seen as `[N, bs, Hkv, D]`; what a slot holds before its first write is undefined."""
-    check_block_size(block_size)
-    k_shape = num_blocks, num_kv_heads, head_size, block_size
-    v_shape = num_blocks, num_kv_heads, block_size, head_size
-    if torch.device(device).type == "cpu":
-        k, v = pages(*k_shape, dtype=dtype), pages(*v_shape, dtype=dtype)
-    else:  # "meta", to see the layout
-        k, v = (torch.empty(shape, dtype=dtype, device=device) for shape in (k_shape, v_shape))
-    return k.permute(0, 3, 1, 2), v.permute(0, 2, 1, 3)  # both [N, bs, Hkv, D]
 
 
 def store_kv(
@@ -77,11 +58,11 @@ def store_kv(
     plan = _plan_store(*map(Layout.of, (k, v, k_cache, v_cache, slot_mapping)))
     if plan is None:
         return store_kv(k.contiguous(), v.contiguous(), k_cache, v_cache, slot_mapping.contiguous())
-    store, like, num_tokens, *sizes = plan
+    store, *about, sizes = plan
     if store is store_many:
         share_threads()
     addresses = (array.data_ptr() for array in (slot_mapping, k, v, k_cache, v_cache))
-    wrong = launch(store, like, num_tokens, *addresses, *sizes)
+    wrong = launch(store, *about, *addresses, *sizes)
     if wrong >= 0:
         num_slots = v_cache.shape[0] * v_cache.shape[1]
         raise InvalidValue("slot_mapping", int(slot_mapping[wrong]), f"0 to {num_slots - 1}")
@@ -95,21 +76,15 @@ def _plan_store(
     """Check a call of `store_kv`; remembered as `_plan_attention` is.
 
     Returns:
-        What stores, and all that it is told beside addresses; None if arrays are to be copied first.
+        What stores, what it is told before addresses and what behind; None if arrays are to be copied first.
     """
     check_store_layouts(k, v, v_cache, v_cache, slot_mapping)
-    _check_layout(k_cache, v_cache)
+    check_cache_layout(k_cache, v_cache)
     if not (_whole_rows(k) and _whole_rows(v) and _packed(slot_mapping)):
         return None
     rows = (x.stride[0] * x.dtype.itemsize for x in (k, v))
     store = store_few if k.shape[0] <= FEW_TOKENS else store_many
-    return store, LIKE[k.dtype], k.shape[0], *rows, tuple(v_cache.shape)
-
-
-def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Read slots `[n]` of one of the caches back: `[n, Hkv, D]`."""
-    block_size = cache.shape[1]
-    return cache[slots // block_size, slots % block_size]  # [n, Hkv, D]
+    return store, LIKE[k.dtype], pair_of(v_cache), k.shape[0], (tuple(rows), tuple(v_cache.shape))
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917
@@ -183,8 +158,8 @@ def _plan_attention(
     Returns:
         The first arguments of `attend_short`; None if arrays are to be copied first.
     """
-    check_attention_layouts(q, v_cache, v_cache, block_tables, query_start, seq_lens, out, lse, window)
-    _check_layout(k_cache, v_cache)
+    check_attention_layouts(q, v_cache, v_cache, block_tables, query_start, seq_lens, out, lse, scale, window)
+    check_cache_layout(k_cache, v_cache)
     if not (_whole_rows(q) and _packed(block_tables) and (out is None or _packed(out))):
         return None
     exact = q.dtype == torch.float64
@@ -192,6 +167,7 @@ def _plan_attention(
     block_size, num_kv_heads = v_cache.shape[1:3]
     return (
         *tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16),
+        pair_of(v_cache),
         LIKE[q.dtype],
         (*block_tables.shape, *v_cache.shape, num_heads),
         q.stride[0] * q.dtype.itemsize,
@@ -214,15 +190,6 @@ def tile_shape(group: int, block_size: int, head_size: int, lanes: int) -> tuple
     vectors = min(AHEAD, 1 << (16 // rows).bit_length() - 1)
     widths = (math.gcd(lanes, block_size), math.gcd(lanes * vectors, head_size))  # powers of two
     return (0,) * rows, (0,) * vectors, *((0,) * (width.bit_length() - 1) for width in widths)
-
-
-def _check_layout(k_cache: Layout, v_cache: Layout) -> None:
-    """Refuse caches that are not as `make_cache` makes them: they go as addresses from here on."""
-    num_blocks, block_size, num_kv_heads, head_size = v_cache.shape
-    k, v = make_cache(num_blocks, block_size, num_kv_heads, head_size, v_cache.dtype, "meta")
-    found, wanted = (*k_cache[1:], v_cache.stride), (k.dtype, k.shape, k.stride(), v.stride())
-    if found != wanted or k_cache.device != v_cache.device:
-        raise InvalidValue("k_cache", found[:3], f"what make_cache returns beside {v_cache.dtype} V")
 
 
 def _whole_rows(x: Layout) -> bool:

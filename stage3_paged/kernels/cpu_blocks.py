@@ -1,6 +1,7 @@
 """The compiled loops around the CPU kernel: write to slots, copy blocks out, check tables, plan the work.
 
-Layouts as in `cpu.make_cache`: keys `[N, Hkv, D, bs]`, values `[N, Hkv, bs, D]`; numbers go as their bits.
+Layouts as in `cpu_layout.py`: keys `[N, Hkv, D, bs]`, values `[N, Hkv, bs, D]`, or both in pairs; numbers go as their
+bits.
 Tensors come as addresses with a number of their type, `like`.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
-from common.compiled import array_at, compiled, widen
+from common.compiled import LANES, array_at, compiled, widen
 from stage3_paged.kernels.cpu_vectors import AHEAD
 
 
@@ -23,35 +24,43 @@ def find_bad_slot(slots, num_slots):
 
 
 @njit
-def store_token(like, t, slot, k_at, v_at, rows, keys_at, values_at, sizes):
+def store_token(like, pair, t, slot, k_at, v_at, rows, keys_at, values_at, sizes):
     """Write K and V of token t, each `[Hkv, D]`, to one slot; arguments as of `store_few`."""
     _, block_size, num_kv_heads, head_size = sizes
-    width = num_kv_heads * head_size
+    each, width = len(pair), num_kv_heads * head_size
+    tokens, lanes = (block_size, head_size) if each == 1 else (LANES, LANES)  # side by side in K, in V
     k = array_at(k_at + t * rows[0], (num_kv_heads, head_size), like)
     v = array_at(v_at + t * rows[1], (num_kv_heads, head_size), like)
-    start = slot // block_size * block_size * width * k.itemsize
-    keys = array_at(keys_at + start, (num_kv_heads, head_size, block_size), like)  # one block
-    values = array_at(values_at + start, (num_kv_heads, block_size, head_size), like)
+    start, place = slot // block_size * block_size * width * k.itemsize, slot % block_size
+    k_shape = num_kv_heads, block_size // tokens, head_size // each, tokens, each
+    v_shape = num_kv_heads, head_size // lanes, block_size // each, lanes, each
+    keys, values = (
+        array_at(keys_at + start, k_shape, like),
+        array_at(values_at + start, v_shape, like),
+    )  # one block
     for head in range(num_kv_heads):
-        for d in range(head_size):
-            keys[head, d, slot % block_size] = k[head, d]
-            values[head, slot % block_size, d] = v[head, d]
+        for d in range(head_size // each):
+            for n in range(each):
+                keys[head, place // tokens, d, place % tokens, n] = k[head, d * each + n]
+        for c in range(head_size // lanes):
+            for d in range(lanes):
+                values[head, c, place // each, d, place % each] = v[head, c * lanes + d]
 
 
 @compiled()
-def store_few(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
+def store_few(like, pair, count, slots_at, k_at, v_at, keys_at, values_at, rows, sizes):
     """Write K and V of some tokens to their slots, unless one does not exist.
 
     Args:
         like: a number as wide as those of K and V.
+        pair: tuple as long as numbers lie side by side in a word, see `cpu_layout.numbers_per_word`.
         count: T.
         slots_at: address of the slots, `[T]` int64.
         k_at: address of the new K, `[T, Hkv, D]`.
         v_at: address of the new V, likewise.
         keys_at: address of the cache's K, `[N, Hkv, D, bs]`.
         values_at: address of its V, `[N, Hkv, bs, D]`.
-        k_row: bytes from one token of K to the next.
-        v_row: the same of V.
+        rows: bytes from one token of the new K to the next, and of V.
         sizes: tuple of N, bs, Hkv, D.
 
     Returns:
@@ -61,18 +70,18 @@ def store_few(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_ro
     bad = find_bad_slot(slots, sizes[0] * sizes[1])
     if bad < 0:
         for t in range(count):
-            store_token(like, t, slots[t], k_at, v_at, (k_row, v_row), keys_at, values_at, sizes)
+            store_token(like, pair, t, slots[t], k_at, v_at, rows, keys_at, values_at, sizes)
     return bad
 
 
 @compiled(parallel=True)
-def store_many(like, count, slots_at, k_at, v_at, keys_at, values_at, k_row, v_row, sizes):
+def store_many(like, pair, count, slots_at, k_at, v_at, keys_at, values_at, rows, sizes):
     """The same by all threads, which take longer to start than a few tokens take to write."""
     slots = array_at(slots_at, (count,), np.int64(0))
     bad = find_bad_slot(slots, sizes[0] * sizes[1])
     if bad < 0:
         for t in prange(count):
-            store_token(like, t, slots[t], k_at, v_at, (k_row, v_row), keys_at, values_at, sizes)
+            store_token(like, pair, t, slots[t], k_at, v_at, rows, keys_at, values_at, sizes)
     return bad
 
 
@@ -173,8 +182,8 @@ def count_tokens(pieces):
 
 
 @njit
-def load_query(like, q_at, q_row, row, scale, query):
-    """Widen one row of q `[T, Hq, D]` into query, flat `[Hq, D]`, and scale it."""
+def load_query(like, pair, q_at, q_row, row, query):
+    """Copy one row of q `[T, Hq, D]` into query, flat `[Hq, D]`: widened, but where it is multiplied in pairs."""
     stored = array_at(q_at + row * q_row, query.shape, like)
     for d in range(len(query)):
-        query[d] = widen(stored[d]) * scale
+        query[d] = widen(stored[d]) if len(pair) == 1 else stored[d]

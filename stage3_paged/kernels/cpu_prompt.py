@@ -16,14 +16,19 @@ from common.attention import attend
 from common.compiled import LANES, LIKE, LINE, WORD, share_threads
 from common.model.tiled_linear import instructions
 from stage3_paged.kernels.cpu_blocks import copy_blocks
+from stage3_paged.kernels.cpu_layout import numbers_per_word
 from stage3_paged.kernels.cpu_units import STEP, WIDE, attend_units
+from stage3_paged.kernels.cpu_vectors import AHEAD
 from stage3_paged.kernels.reference import log_sum_exp
 
 ROOM = 4 << 20
 """Bytes of K and V laid out at a time, unless one sequence has more: what the processor's caches hold."""
 
 FOREVER = 1 << 62
-"""A window wider than any context."""
+"""A window wider than any context, and room for all."""
+
+ADDRESS = 8
+"""Bytes of one."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """To copy numbers only their bits matter, and numba knows no bfloat16."""
@@ -51,7 +56,7 @@ def attend_long_queries(
         out: `[T, Hq, D]`, contiguous; only rows of these sequences are written.
         lse: `[T, Hq]` or None; likewise.
     """
-    if scale > 0 and can_attend(q.dtype, *values.shape[:1:-1]):
+    if can_attend(q.dtype, *values.shape[:1:-1]):
         addresses = [(table.data_ptr(), *rest) for table, *rest in batch]
         attend_in_tiles(q, keys, values, addresses, scale, window, out, lse)
         return
@@ -111,10 +116,12 @@ def attend_in_tiles(
     """
     num_heads, head_size = q.shape[1:]
     num_kv_heads, block_size = values.shape[1:3]
+    pair = numbers_per_word(q.dtype, block_size, head_size)
     position_bytes = 2 * num_kv_heads * head_size * q.itemsize  # of lines
-    for part in _divide(batch, window, block_size, ROOM // position_bytes):
+    for part in _divide(batch, window, block_size, ROOM // position_bytes if pair == 1 else FOREVER):
         fields = np.array(part)  # [n, 6]
-        sizes = fields[:, -1] * position_bytes  # [n]
+        span = fields[:, -1]  # [n]
+        sizes = span * position_bytes if pair == 1 else (span // LANES + AHEAD) * 2 * ADDRESS  # [n]
         lines = torch.empty(sizes.sum() + LINE, dtype=torch.uint8)
         at = -(-lines.data_ptr() // LINE) * LINE
         fields = np.column_stack((fields, at + sizes.cumsum() - sizes))  # [n, FIELDS]
@@ -122,6 +129,7 @@ def attend_in_tiles(
             LIKE[q.dtype],
             np.uint16(0) if q.dtype == torch.bfloat16 else np.uint32(0),
             (0,) * min(LANES, block_size),
+            (0,) * pair,
             (0,) * math.gcd(head_size // LANES, WIDE),
             *(q.data_ptr(), q.stride(0) * q.itemsize, out.data_ptr(), 0 if lse is None else lse.data_ptr()),
             *(keys.data_ptr(), values.data_ptr(), fields.ctypes.data, len(fields)),

@@ -147,3 +147,27 @@ def room(n, like):
 def _room(n, like):
     number = np.float64 if like == types.float64 else np.float32
     return lambda n, like: np.empty(n, dtype=number)
+
+
+def factors(n, like, pair):
+    """Room for n numbers to multiply with: widened to sums, or where pairs are multiplied, as they are stored."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(factors)
+def _factors(n, like, pair):
+    if pair.count == 1:
+        return lambda n, like, pair: room(n, like)
+    return lambda n, like, pair: np.empty(n, np.uint16)
+
+
+def weights_of(scores, pair):
+    """Room for the weights that scores become: the same, or where pairs are multiplied, as long in bfloat16."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(weights_of)
+def _weights_of(scores, pair):
+    if pair.count == 1:
+        return lambda scores, pair: scores
+    return lambda scores, pair: np.empty(len(scores), np.uint16)

@@ -83,7 +83,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917
         block_tables: `[B, max blocks]` int32; what follows a sequence's last block is never read.
         query_start: `[B + 1]` int32.
         seq_lens: `[B]` int32, context lengths with the new tokens.
-        scale: factor on the scores.
+        scale: factor on the scores, above 0.
         window: see only this many latest positions, itself included.
         out: `[T, Hq, D]` to write to; a new tensor if None.
         query_lens: the host's copy of diff(query_start).
@@ -97,7 +97,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     Raises:
         InvalidValue: shapes, dtypes or layouts that do not fit together.
     """
-    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out, lse)
+    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, window, out, lse)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     query_lens = query_start.diff().tolist() if query_lens is None else query_lens
     context_lens = seq_lens.tolist() if context_lens is None else context_lens

@@ -128,7 +128,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917
     `context_lens` is not needed.  Without `query_lens` the longest query is asked from the GPU, which waits.
     `num_splits` (a power of two) overrides the choice of how many programs share one context.
     """
-    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out, lse)
+    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, window, out, lse)
     check_dtype(q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out  # [T, Hq, D]
     if len(q) == 0:
@@ -221,7 +221,7 @@ def paged_attention_simple(  # noqa: PLR0913, PLR0917
     context_lens: list[int] | None = None,
 ) -> torch.Tensor:
     """The same by the simplest kernel, one program per query token and head: to read, not to serve with."""
-    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, window, out)
+    check_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, window, out)
     check_dtype(q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out  # [T, Hq, D]
     if len(q) == 0:

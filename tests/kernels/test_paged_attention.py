@@ -173,24 +173,30 @@ def test_strided_lanes_are_handled_or_refused(kernel: KernelUnderTest) -> None:
     assert torch.equal(paged.kernel.gather(paged.caches[0], slots), k)
 
 
-def test_offsets_beyond_32_bits(kernel: KernelUnderTest) -> None:
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_offsets_beyond_32_bits(kernel: KernelUnderTest, block_size: int) -> None:
     """KNOWN_FAULTS B59: a request in blocks from 2^31 elements on, where 32-bit offsets are negative.
 
     The arrays are sparse: only the pages of these blocks are ever touched.
     """
-    num_kv_heads, head_size, block_size = 2, 80, 8
-    first = 2**31 // (num_kv_heads * head_size * block_size)  # block 1677721
+    num_kv_heads, head_size = 2, 80
+    first = 2**31 // (num_kv_heads * head_size * block_size)  # block 1677721 of 8
     meta = kernel.module.make_cache(first + 4, block_size, num_kv_heads, head_size, torch.bfloat16, "meta")
     if kernel.device == "cpu":
         caches = [sparse(cache) for cache in meta]
     else:
         caches = [torch.empty_like(cache, device=kernel.device) for cache in meta]
-    paged = Paged(kernel, Case(((1, 13), (5, 5)), block_size, head_size, (8, 2), dtype=torch.bfloat16))
+    paged = Paged(
+        kernel, Case(((1, block_size + 5), (5, 5)), block_size, head_size, (8, 2), dtype=torch.bfloat16)
+    )
     paged.caches = tuple(caches)
     own = [first + 1, first - 2], [first + 3, 0]
     paged.tables = torch.tensor(own, dtype=torch.int32, device=kernel.device)
     paged.slots = [
-        torch.tensor([table[p // 8] * 8 + p % 8 for p in range(length)], device=kernel.device)
+        torch.tensor(
+            [table[p // block_size] * block_size + p % block_size for p in range(length)],
+            device=kernel.device,
+        )
         for table, length in zip(own, paged.context_lens, strict=True)
     ]
     paged.kernel.store_kv(torch.cat(paged.k), torch.cat(paged.v), *caches, torch.cat(paged.slots))
@@ -209,6 +215,8 @@ def sparse(like: torch.Tensor) -> torch.Tensor:
 
 
 BAD_CALLS: dict[str, tuple[str, Callable[[Paged], dict[str, object]]]] = {
+    "no scale": ("scale", lambda p: {"scale": 0.0}),
+    "scores turned around": ("scale", lambda p: {"scale": -0.125}),
     "window of nothing": ("window", lambda p: {"window": 0}),
     "other head size": ("q", lambda p: {"q": p.q[..., :32].contiguous()}),
     "no multiple of the key heads": ("q", lambda p: {"q": p.q[:, :8].contiguous()}),

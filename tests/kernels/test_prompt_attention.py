@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from paged_cases import Case, KernelUnderTest, Paged
+from processors import another_processor
 from support.interpreter import INTERPRETED
 
 from stage3_paged.kernels import cpu, cpu_prompt
@@ -50,11 +51,11 @@ def test_shapes(heads: tuple[int, int], head_size: int, block_size: int, dtype: 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_torch_where_the_vectors_are_missing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways are right, and which one is used shows in the last digits."""
-    paged = Paged(CPU, Case(LONG, dtype=dtype))
-    own = paged.attend()
+    own = Paged(CPU, Case(LONG, dtype=dtype)).attend()
     possible = cpu_prompt.can_attend(dtype, 64, 16)
-    monkeypatch.setattr(cpu_prompt, "can_attend", lambda *shape: False)
-    theirs = paged.attend()
+    with another_processor(monkeypatch):
+        paged = Paged(CPU, Case(LONG, dtype=dtype))
+        theirs = paged.attend()
     paged.check(theirs)
     assert torch.equal(own, theirs) is not possible
 

@@ -24,6 +24,7 @@ from common.model.decoder import Decoder
 from common.model.linear import MIN_ROWS, can_pack
 from common.model.shapes import tensor_shapes
 from common.model.tiled_linear import TiledLinear, can_tile
+from common.pages import Arena
 from common.protocol import KVUsage, Request, Span
 from common.sequence import Sequence
 
@@ -216,7 +217,8 @@ def _ways(matrices: list[torch.Tensor], rows: int) -> dict[str, Callable[[], Non
 
     ways = {"plain": plain}
     if all(can_tile([matrix], matrix.dtype) for matrix in matrices):
-        tiled = [TiledLinear([matrix], None, matrix.dtype) for matrix in matrices]
+        memory = Arena()
+        tiled = [TiledLinear([matrix], None, matrix.dtype, memory) for matrix in matrices]
 
         def in_tiles() -> None:
             for layer, matrix in zip(tiled, matrices, strict=True):

@@ -14,6 +14,7 @@ from common.model.config import ModelConfig
 from common.model.layers import Layer, Take, add_rms_norm
 from common.model.linear import Linear, PlainLinear, make_linear
 from common.model.rope import cos_and_signed_sin
+from common.pages import Arena, Pages
 from common.protocol import KVBackend
 
 
@@ -64,13 +65,14 @@ class Decoder:
         def take(name: str, *shape: int) -> torch.Tensor:
             return _checked(name, get(name).detach(), shape).to(device)
 
-        embedding, head = _load_ends(config, take, dtype)
+        memory = Arena()
+        embedding, head = _load_ends(config, take, dtype, memory)
         return cls(
             config=config,
             dtype=dtype,
             device=device,
             embedding=embedding,
-            layers=[Layer.load(config, index, take, dtype) for index in range(config.num_layers)],
+            layers=[Layer.load(config, index, take, dtype, memory) for index in range(config.num_layers)],
             norm=take("model.norm.weight", config.hidden_size).to(dtype, copy=True),
             head=head,
             inv_freq=torch.tensor(config.rope_inv_freq, dtype=torch.float32, device=device),
@@ -106,7 +108,9 @@ def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.T
     return tensor
 
 
-def _load_ends(config: ModelConfig, take: Take, dtype: torch.dtype) -> tuple[torch.Tensor, Linear]:
+def _load_ends(
+    config: ModelConfig, take: Take, dtype: torch.dtype, memory: Pages
+) -> tuple[torch.Tensor, Linear]:
     """The embedding table `[V, H]` and the head.
 
     A stored table of a narrower dtype stays as it is (it may be a mapped file): widening a looked-up row is
@@ -114,11 +118,11 @@ def _load_ends(config: ModelConfig, take: Take, dtype: torch.dtype) -> tuple[tor
     """
     shape = config.vocab_size, config.hidden_size
     if not config.tie_word_embeddings:
-        head = make_linear([take("lm_head.weight", *shape)], None, dtype)
+        head = make_linear([take("lm_head.weight", *shape)], None, dtype, memory)
         embedding = take("model.embed_tokens.weight", *shape)
     else:
         embedding = take("model.embed_tokens.weight", *shape)
-        head = make_linear([embedding], None, dtype)
+        head = make_linear([embedding], None, dtype, memory)
         if isinstance(head, PlainLinear):
             return head.weight, head  # tied in memory as well
     if embedding.element_size() > dtype.itemsize:

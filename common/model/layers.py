@@ -17,6 +17,7 @@ from common.model import cpu_steps
 from common.model.config import ModelConfig
 from common.model.linear import Linear, make_linear
 from common.model.rope import rotate
+from common.pages import Pages
 from common.protocol import KVBackend
 
 Take = Callable[..., torch.Tensor]
@@ -84,7 +85,7 @@ class Layer:
     down: Linear  # [T, I] -> [T, H]
 
     @classmethod
-    def load(cls, config: ModelConfig, index: int, take: Take, dtype: torch.dtype) -> Layer:
+    def load(cls, config: ModelConfig, index: int, take: Take, dtype: torch.dtype, memory: Pages) -> Layer:
         """Take the block's tensors one after the other; Q, K, V become one matrix, gate and up another."""
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -93,7 +94,7 @@ class Layer:
         def linear(parts: dict[str, int], width: int, has_bias: bool) -> Linear:
             weights = [take(f"{prefix}{name}.weight", rows, width) for name, rows in parts.items()]
             biases = [take(f"{prefix}{name}.bias", rows) for name, rows in parts.items() if has_bias]
-            return make_linear(weights, torch.cat(biases).to(dtype) if biases else None, dtype)
+            return make_linear(weights, torch.cat(biases).to(dtype) if biases else None, dtype, memory)
 
         def norm(name: str, size: int) -> torch.Tensor:
             return take(f"{prefix}{name}.weight", size).to(dtype, copy=True)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from common.model.tiled_linear import TiledLinear, can_tile
+from common.pages import Pages, pages
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """`[T, in]` -> `[T, out]`, new memory."""
@@ -30,7 +31,9 @@ LAYOUT_ROWS = 64
 MIN_ROWS = 4
 
 
-def make_linear(parts: Sequence[torch.Tensor], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+def make_linear(
+    parts: Sequence[torch.Tensor], bias: torch.Tensor | None, dtype: torch.dtype, memory: Pages = pages
+) -> Linear:
     """The fastest linear layer there is for this device and dtype.
 
     Args:
@@ -38,9 +41,10 @@ def make_linear(parts: Sequence[torch.Tensor], bias: torch.Tensor | None, dtype:
             plain kind may keep a single one, all else is copied.
         bias: `[out]` or None, of `dtype`.
         dtype: to compute in.
+        memory: for a tiled layer's weight.
     """
     if can_tile(parts, dtype):
-        return TiledLinear(parts, bias, dtype)
+        return TiledLinear(parts, bias, dtype, memory)
     weight = (parts[0] if len(parts) == 1 else torch.cat(list(parts))).to(dtype)  # [out, in]
     if weight.device.type == "cpu" and can_pack(dtype):
         return PackedLinear(weight, bias)

@@ -42,7 +42,7 @@ from common.compiled import (
     splat,
     to_bfloat16,
 )
-from common.pages import pages
+from common.pages import Pages, pages
 
 LINES_AHEAD = 2  # that a step asks for: the columns' weight (up to 3 a step) is there after two passes
 
@@ -59,8 +59,14 @@ SHAPES = [(high, wide) for high in range(1, 9) for wide in (1, 2, 3) if high > 4
 class TiledLinear:
     """One linear layer; see `can_tile` for which."""
 
-    def __init__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, dtype: torch.dtype) -> None:
-        self.packed = pack(parts, dtype)  # [out / 16, steps, 16, inputs per step]
+    def __init__(
+        self,
+        parts: Sequence[torch.Tensor],
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        memory: Pages = pages,
+    ) -> None:
+        self.packed = pack(parts, dtype, memory)  # [out / 16, steps, 16, inputs per step]
         self.out = LANES * self.packed.shape[0]
         self.bias = bias
 
@@ -77,7 +83,7 @@ class TiledLinear:
         return out if self.bias is None else out.add_(self.bias)
 
 
-def pack(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def pack(parts: Sequence[torch.Tensor], dtype: torch.dtype, memory: Pages) -> torch.Tensor:
     """`[out, in]` in parts, each of some rows -> `[out / 16, steps, 16, inputs per step]`.
 
     What lies there for good and what for a moment have pages of their own: on the heap the holes of the one would
@@ -87,7 +93,7 @@ def pack(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         parts = [torch.cat(list(parts))]
     out, width = sum(part.shape[0] for part in parts), parts[0].shape[1]
     each = WORD // dtype.itemsize
-    packed = pages(out // LANES, width // each, LANES, each, dtype=dtype)
+    packed = memory(out // LANES, width // each, LANES, each, dtype=dtype)
     words = packed.view(torch.int32)[..., 0].numpy()  # [out / 16, steps, 16]
     cast = pages(SLAB, width, dtype=dtype)
     share_threads()

@@ -22,6 +22,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from multiprocessing.connection import Connection
+from threading import Event
 from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
@@ -34,6 +35,7 @@ OPTIONS = ("-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-p",
            "-o", "addopts=")  # fmt: skip
 GRACE = 5.0  # seconds that a job gets to say itself that its time is over
 SHOWN_LINES = 6  # of an error message
+LOG_SECONDS = 0.5  # that a server may take to log why it failed, after it has said that it did
 
 Job = dict[str, Any]
 """What to do; `exercises_check.make_job` makes them:
@@ -128,7 +130,7 @@ class Listener:
 
     def pytest_runtest_setup(self) -> None:
         """What was logged in an earlier test is no cause of a failure in this one."""
-        self.causes.last = None
+        self.causes.forget()
 
     def pytest_collection_finish(self) -> None:
         """All modules are loaded: write down what the watched method decides, for a picture."""
@@ -146,9 +148,9 @@ class Listener:
             self.failure = {"test": item.nodeid, "says": doc.partition("\n\n")[0]}
             self.failure |= describe(call.excinfo)
             self.failure["place"] = _place(self.job, _frames(call.excinfo.value))
-            if self.failure["place"] is None and self.causes.last is not None:
-                self.failure["place"] = _place(self.job, _frames(self.causes.last))
-                self.failure["cause"] = _in_words(self.causes.last)
+            if self.failure["place"] is None and (cause := self.causes.wait()) is not None:
+                self.failure["place"] = _place(self.job, _frames(cause))
+                self.failure["cause"] = _in_words(cause)
             self.failure |= self._draw(call.excinfo.value.__traceback__)
         return report
 
@@ -192,12 +194,25 @@ def _repeatable() -> None:
 class _Causes(logging.Handler):
     """The last exception that a server has logged: its client, the test, sees only that something failed."""
 
-    last: BaseException | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.forget()
+
+    def forget(self) -> None:
+        """There has been none."""
+        self.last: BaseException | None = None
+        self.came = Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it."""
         if record.exc_info and record.exc_info[1] is not None:
             self.last = record.exc_info[1]
+            self.came.set()
+
+    def wait(self) -> BaseException | None:
+        """The last one, or None.  A server answers first and logs then, so the test may be done before."""
+        self.came.wait(LOG_SECONDS)
+        return self.last
 
 
 def watch(name: str, decisions: list[Any]) -> None:

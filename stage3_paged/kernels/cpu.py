@@ -23,7 +23,7 @@ from common.compiled import LIKE, launch, share_threads
 from common.errors import InvalidValue
 from stage3_paged.kernels.checks import Layout, check_attention_layouts, check_store_layouts
 from stage3_paged.kernels.cpu_blocks import store_few, store_many
-from stage3_paged.kernels.cpu_layout import check_cache_layout, gather, make_cache, pair_of
+from stage3_paged.kernels.cpu_layout import check_cache_layout, gather, make_cache, word_of
 from stage3_paged.kernels.cpu_numba import attend_short
 from stage3_paged.kernels.cpu_prompt import attend_long_queries
 from stage3_paged.kernels.cpu_vectors import AHEAD
@@ -36,7 +36,7 @@ LONGEST_SHORT_QUERY = 16
 BASE = math.log2(math.e)
 """e ** x is 2 ** (BASE * x): float32 scores are scaled by it, as `cpu_numba.power` raises 2."""
 
-FEW_TOKENS = 64
+FEW_TOKENS = 16
 """Up to here one thread stores faster than all of them start."""
 
 REMEMBERED = 1024
@@ -84,7 +84,7 @@ def _plan_store(
         return None
     rows = (x.stride[0] * x.dtype.itemsize for x in (k, v))
     store = store_few if k.shape[0] <= FEW_TOKENS else store_many
-    return store, LIKE[k.dtype], pair_of(v_cache), k.shape[0], (tuple(rows), tuple(v_cache.shape))
+    return store, LIKE[k.dtype], word_of(v_cache), k.shape[0], (tuple(rows), tuple(v_cache.shape))
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917
@@ -132,6 +132,8 @@ def paged_attention(  # noqa: PLR0913, PLR0917
         start, lengths = query_start.tolist(), seq_lens.tolist()
         rows = zip(block_tables, start, map(sub, start[1:], start), lengths, strict=False)
         longer = [row for row in rows if row[2] > LONGEST_SHORT_QUERY]
+        if not longer:
+            return out
         keys, values = k_cache.permute(0, 2, 3, 1), v_cache.permute(0, 2, 1, 3)  # as they lie in memory
         attend_long_queries(q, keys, values, longer, scale, window, out, lse)
     return out
@@ -167,7 +169,7 @@ def _plan_attention(
     block_size, num_kv_heads = v_cache.shape[1:3]
     return (
         *tile_shape(num_heads // num_kv_heads, block_size, head_size, lanes=8 if exact else 16),
-        pair_of(v_cache),
+        word_of(v_cache),
         LIKE[q.dtype],
         (*block_tables.shape, *v_cache.shape, num_heads),
         q.stride[0] * q.dtype.itemsize,

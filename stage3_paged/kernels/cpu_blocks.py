@@ -1,6 +1,6 @@
 """The compiled loops around the CPU kernel: write to slots, copy blocks out, check tables, plan the work.
 
-Layouts as in `cpu_layout.py`: keys `[N, Hkv, D, bs]`, values `[N, Hkv, bs, D]`, or both in pairs; numbers go as their
+Layouts as in `cpu_layout.py`: keys `[N, Hkv, D, bs]`, values `[N, Hkv, bs, D]`, or both in lines; numbers go as their
 bits.
 Tensors come as addresses with a number of their type, `like`.
 """
@@ -11,7 +11,8 @@ import numpy as np
 from numba import njit, prange
 
 from common.compiled import LANES, array_at, compiled, widen
-from stage3_paged.kernels.cpu_vectors import AHEAD
+from stage3_paged.kernels import cpu_vectors
+from stage3_paged.kernels.cpu_vectors import AHEAD, copy_row, itemsize
 
 
 @njit
@@ -24,36 +25,47 @@ def find_bad_slot(slots, num_slots):
 
 
 @njit
-def store_token(like, pair, t, slot, k_at, v_at, rows, keys_at, values_at, sizes):
+def store_token(like, word, t, slot, k_at, v_at, rows, keys_at, values_at, sizes):
     """Write K and V of token t, each `[Hkv, D]`, to one slot; arguments as of `store_few`."""
     _, block_size, num_kv_heads, head_size = sizes
-    each, width = len(pair), num_kv_heads * head_size
-    tokens, lanes = (block_size, head_size) if each == 1 else (LANES, LANES)  # side by side in K, in V
+    block_bytes = num_kv_heads * block_size * head_size * itemsize(like)
+    block, place = slot // block_size * block_bytes, slot % block_size
     k = array_at(k_at + t * rows[0], (num_kv_heads, head_size), like)
     v = array_at(v_at + t * rows[1], (num_kv_heads, head_size), like)
-    start, place = slot // block_size * block_size * width * k.itemsize, slot % block_size
-    k_shape = num_kv_heads, block_size // tokens, head_size // each, tokens, each
-    v_shape = num_kv_heads, head_size // lanes, block_size // each, lanes, each
-    keys, values = (
-        array_at(keys_at + start, k_shape, like),
-        array_at(values_at + start, v_shape, like),
-    )  # one block
+    if len(word) > 0:
+        store_in_lines(like, word, k, v, keys_at + block, values_at + block, place, block_size)
+        return
+    keys = array_at(keys_at + block, (num_kv_heads, head_size, block_size), like)
+    values = array_at(values_at + block, (num_kv_heads, block_size, head_size), like)
     for head in range(num_kv_heads):
-        for d in range(head_size // each):
-            for n in range(each):
-                keys[head, place // tokens, d, place % tokens, n] = k[head, d * each + n]
-        for c in range(head_size // lanes):
-            for d in range(lanes):
-                values[head, c, place // each, d, place % each] = v[head, c * lanes + d]
+        for d in range(head_size):
+            keys[head, d, place] = k[head, d]
+            values[head, place, d] = v[head, d]
 
 
-@compiled()
-def store_few(like, pair, count, slots_at, k_at, v_at, keys_at, values_at, rows, sizes):
+@njit
+def store_in_lines(like, word, k, v, keys_at, values_at, place, block_size):
+    """Write K and V of a token, each `[Hkv, D]`, to a place of a block: of K whole words, of V its share of them."""
+    num_kv_heads, head_size = k.shape
+    each = len(word)
+    k_words = array_at(k.ctypes.data, (num_kv_heads, head_size // each), np.uint32(0))
+    keys = array_at(keys_at, (num_kv_heads, block_size // LANES, head_size // each, LANES), np.uint32(0))
+    values = array_at(values_at, (num_kv_heads, head_size // LANES, block_size // each, LANES, each), like)
+    for head in range(num_kv_heads):
+        for i in range(head_size // each):
+            keys[head, place // LANES, i, place % LANES] = k_words[head, i]
+        for c in range(head_size // LANES):
+            for d in range(LANES):
+                values[head, c, place // each, d, place % each] = v[head, c * LANES + d]
+
+
+@compiled(cpu_vectors)
+def store_few(like, word, count, slots_at, k_at, v_at, keys_at, values_at, rows, sizes):
     """Write K and V of some tokens to their slots, unless one does not exist.
 
     Args:
         like: a number as wide as those of K and V.
-        pair: tuple as long as numbers lie side by side in a word, see `cpu_layout.numbers_per_word`.
+        word: tuple as long as numbers share a word of a line, see `cpu_layout.numbers_per_word`.
         count: T.
         slots_at: address of the slots, `[T]` int64.
         k_at: address of the new K, `[T, Hkv, D]`.
@@ -70,18 +82,18 @@ def store_few(like, pair, count, slots_at, k_at, v_at, keys_at, values_at, rows,
     bad = find_bad_slot(slots, sizes[0] * sizes[1])
     if bad < 0:
         for t in range(count):
-            store_token(like, pair, t, slots[t], k_at, v_at, rows, keys_at, values_at, sizes)
+            store_token(like, word, t, slots[t], k_at, v_at, rows, keys_at, values_at, sizes)
     return bad
 
 
-@compiled(parallel=True)
-def store_many(like, pair, count, slots_at, k_at, v_at, keys_at, values_at, rows, sizes):
+@compiled(cpu_vectors, parallel=True)
+def store_many(like, word, count, slots_at, k_at, v_at, keys_at, values_at, rows, sizes):
     """The same by all threads, which take longer to start than a few tokens take to write."""
     slots = array_at(slots_at, (count,), np.int64(0))
     bad = find_bad_slot(slots, sizes[0] * sizes[1])
     if bad < 0:
         for t in prange(count):
-            store_token(like, pair, t, slots[t], k_at, v_at, rows, keys_at, values_at, sizes)
+            store_token(like, word, t, slots[t], k_at, v_at, rows, keys_at, values_at, sizes)
     return bad
 
 
@@ -182,8 +194,11 @@ def count_tokens(pieces):
 
 
 @njit
-def load_query(like, pair, q_at, q_row, row, query):
-    """Copy one row of q `[T, Hq, D]` into query, flat `[Hq, D]`: widened, but where it is multiplied in pairs."""
-    stored = array_at(q_at + row * q_row, query.shape, like)
-    for d in range(len(query)):
-        query[d] = widen(stored[d]) if len(pair) == 1 else stored[d]
+def load_query(like, word, q_at, q_row, row, query):
+    """Copy one row of q `[T, Hq, D]` into query, flat `[Hq, D]`: widened, but where pairs are multiplied."""
+    if len(word) == 2:
+        copy_row(q_at + row * q_row, query.ctypes.data, len(query) * 2)  # whole lines
+    else:
+        stored = array_at(q_at + row * q_row, query.shape, like)
+        for d in range(len(query)):
+            query[d] = widen(stored[d])

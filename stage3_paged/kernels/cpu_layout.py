@@ -2,14 +2,15 @@
 
 The caches are seen as `[N, bs, Hkv, D]` like those of `reference.py`, but the tokens of a block lie innermost in K:
 
-    K    [N, Hkv, D, bs]    q[d] * K[d, 16 tokens]
-    V    [N, Hkv, bs, D]    weight[t] * V[t, 16 dimensions]         and no sum across a vector
+    K    [N, Hkv, D, bs]    q[d] * K[d, some tokens]
+    V    [N, Hkv, bs, D]    weight[t] * V[t, some dimensions]       and no sum across a vector
 
-Where the processor multiplies pairs of bfloat16 numbers and adds both products, a block holds its numbers *in pairs*:
-each vector has two neighbours of what is summed over beside each other.
+Where the processor has 512-bit vectors, a block is made of *lines* of 64 bytes, in the order in which they are read,
+like the weights of `common/model/tiled_linear.py`: sixteen words, each one float32 or two neighbours of what is summed
+over in bfloat16, which one instruction multiplies and adds.
 
-    K    [N, Hkv, bs / 16, D / 2, 16, 2]    two dimensions of 16 tokens
-    V    [N, Hkv, D / 16, bs / 2, 16, 2]    two tokens in 16 dimensions
+    K    [N, Hkv, bs / 16, D / w, 16, w]    w dimensions of 16 tokens, w numbers per word
+    V    [N, Hkv, D / 16, bs / w, 16, w]    w tokens in 16 dimensions
 
 Their tensors look the same, since a block is still a block, to copy or to free; but a number's place within it only
 `gather` and the compiled code know.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import torch
 
-from common.compiled import LANES
+from common.compiled import LANES, WORD
 from common.errors import InvalidValue
 from common.model.tiled_linear import instructions
 from common.pages import pages
@@ -27,12 +28,12 @@ from stage3_paged.kernels.checks import Layout, check_block_size
 
 
 def numbers_per_word(dtype: torch.dtype, block_size: int, head_size: int) -> int:
-    """2 if blocks of this kind lie in pairs on this processor, else 1."""
+    """Numbers in a word of a line, if blocks of this kind are made of lines on this processor; else 0."""
     whole = block_size % LANES == 0 and head_size % LANES == 0
-    return 2 if dtype == torch.bfloat16 and whole and dtype in instructions() else 1
+    return WORD // dtype.itemsize if whole and dtype in instructions() else 0
 
 
-def pair_of(cache: Layout) -> tuple[int, ...]:
+def word_of(cache: Layout) -> tuple[int, ...]:
     """The same of a cache `[N, bs, Hkv, D]`, as a tuple so long: compiled code knows that by its type."""
     _, block_size, _, head_size = cache.shape
     return (0,) * numbers_per_word(cache.dtype, block_size, head_size)
@@ -61,18 +62,19 @@ def gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Read slots `[n]` of one of the caches back: `[n, Hkv, D]`."""
     num_blocks, block_size, num_kv_heads, head_size = cache.shape
     block, offset = slots // block_size, slots % block_size  # [n], [n]
-    if numbers_per_word(cache.dtype, block_size, head_size) == 1:
+    word = numbers_per_word(cache.dtype, block_size, head_size)
+    if word == 0:
         return cache[block, offset]  # [n, Hkv, D]
     shape = num_blocks, num_kv_heads, -1
     if cache.stride(1) == 1:  # K, whose tokens lie innermost
         lines = cache.permute(0, 2, 3, 1).view(
-            *shape, head_size // 2, LANES, 2
-        )  # [N, Hkv, bs / 16, D / 2, 16, 2]
+            *shape, head_size // word, LANES, word
+        )  # [N, Hkv, bs / 16, D / w, 16, w]
         return lines[block, :, offset // LANES, :, offset % LANES].flatten(2)  # [n, Hkv, D]
     lines = cache.permute(0, 2, 1, 3).view(
-        *shape, block_size // 2, LANES, 2
-    )  # [N, Hkv, D / 16, bs / 2, 16, 2]
-    return lines[block, :, :, offset // 2, :, offset % 2].flatten(2)  # [n, Hkv, D]
+        *shape, block_size // word, LANES, word
+    )  # [N, Hkv, D / 16, bs / w, 16, w]
+    return lines[block, :, :, offset // word, :, offset % word].flatten(2)  # [n, Hkv, D]
 
 
 def check_cache_layout(k_cache: Layout, v_cache: Layout) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange, types
+from numba import njit, prange
 from numba.extending import overload
 
-from common.compiled import LANES, LINE, array_at, compiled, narrow
-from stage3_paged.kernels import cpu_blocks, cpu_pairs, cpu_softmax, cpu_vectors
+from common.compiled import LANES, LINE, WORD, array_at, compiled, narrow
+from stage3_paged.kernels import cpu_blocks, cpu_lines, cpu_softmax, cpu_vectors
 from stage3_paged.kernels.cpu_blocks import (
     count_tokens,
     find_bad_block,
@@ -23,7 +23,7 @@ from stage3_paged.kernels.cpu_blocks import (
     load_query,
     plan_pieces,
 )
-from stage3_paged.kernels.cpu_pairs import ONE, score_tile, value_tile, weigh_position
+from stage3_paged.kernels.cpu_lines import ONE, score_tile, value_tile, weigh_position
 from stage3_paged.kernels.cpu_softmax import exponentiate, largest, power
 from stage3_paged.kernels.cpu_vectors import (
     AHEAD,
@@ -40,13 +40,13 @@ PIECE = 512
 threads there are: so the same sums are made in the same order, and a neighbour changes no bit."""
 
 
-@compiled(cpu_blocks, cpu_pairs, cpu_softmax, cpu_vectors, parallel=True)
+@compiled(cpu_blocks, cpu_lines, cpu_softmax, cpu_vectors, parallel=True)
 def attend_short(  # noqa: PLR0913, PLR0917
     rows,
     side,
     lanes,
     value_lanes,
-    pair,
+    word,
     like,
     sizes,
     q_row,
@@ -71,7 +71,7 @@ def attend_short(  # noqa: PLR0913, PLR0917
         side: tuple as long as blocks are read side by side, at most AHEAD.
         lanes: tuple of n numbers for score tiles 2 ** n wide, a divisor of bs.
         value_lanes: the same for value tiles, whose width divides D.
-        pair: tuple as long as numbers lie side by side in a word, see `cpu_layout.numbers_per_word`.
+        word: tuple as long as numbers share a word of a line, see `cpu_layout.numbers_per_word`.
         like: a number of the type of q, see `common.compiled.LIKE`.
         sizes: tuple of B, max blocks, N, bs, Hkv, D, Hq.
         q_row: bytes from one token of q to the next.
@@ -106,17 +106,18 @@ def attend_short(  # noqa: PLR0913, PLR0917
     totals = np.empty_like(peaks)  # [P, Hq]
     total = count_tokens(pieces)
     for worker in prange(workers):
-        query = factors(num_heads * head_size, like, pair)  # flat [Hq, D]
-        scores = room(num_heads * (PIECE + block_size), like)  # flat [Hq, PIECE + bs]
-        weights = weights_of(scores, pair)  # flat [Hq, PIECE + bs]
+        query = factors(num_heads * head_size, like, word)  # flat [Hq, D]
+        scores = room(num_heads * row_length(block_size), like)  # flat [Hq, PIECE + bs]
+        weights = weights_of(scores, word)  # flat [Hq, PIECE + bs]
         runs = np.empty(2 * (PIECE // block_size + 2) + AHEAD, dtype=np.int64)
         done = 0
         for p in range(len(pieces)):
             if total * worker // workers <= done < total * (worker + 1) // workers:
-                load_query(like, pair, q_at, q_row, pieces[p, 0], query)
+                load_query(like, word, q_at, q_row, pieces[p, 0], query)
                 list_runs(keys_at, values_at, block_bytes, block_tables, block_size, pieces, p, runs)
                 parts = sums[p * num_heads * head_size :][: num_heads * head_size], peaks[p], totals[p]
-                tile = rows, side, lanes, value_lanes  # made here: numba hands threads no tuple of tuples
+                # Made here: numba hands threads no tuple of tuples.
+                tile = rows, side, lanes, value_lanes, word
                 shape = num_heads, num_kv_heads, block_size, head_size
                 rooms = query, runs, scores, weights
                 attend_piece(tile, like, shape, scale, pieces[p, 2], pieces[p, 3], rooms, parts)
@@ -134,17 +135,17 @@ def attend_piece(tile, like, sizes, scale, first, last, rooms, parts):
     All KV heads of a block lie together and are read together: runs of 6 kB came 10 % faster than of 2 kB.
 
     Args:
-        tile: rows, side, lanes and value_lanes of `attend_short`.
+        tile: rows, side, lanes, value_lanes and word of `attend_short`.
         like: a number of the type of K and V.
         sizes: Hq, Hkv, bs, D.
         scale: factor on the scores.
         first: first position of the piece.
         last: the one behind its last.
         rooms: query, flat `[Hq, D]`; addresses of the piece's blocks, see `list_runs`; room for scores and weights,
-            each flat `[Hq, PIECE + bs]`.
+            each flat `[Hq, PIECE + bs]`, whole vectors.
         parts: weighted sum (flat `[Hq, D]`), largest scores and sums of weights (each `[Hq]`); written.
     """
-    rows, side, lanes, value_lanes = tile
+    rows, side, lanes, value_lanes, word = tile
     query, runs, scores, weights = rooms
     sums, peaks, totals = parts
     num_heads, _, block_size, _ = sizes
@@ -154,43 +155,42 @@ def attend_piece(tile, like, sizes, scale, first, last, rooms, parts):
     j = 0
     while j < count:
         if j + len(side) <= count:
-            score_blocks((rows, side, lanes), like, sizes, query, runs, j, scores)
+            score_blocks((rows, side, lanes), word, like, sizes, query, runs, j, scores)
             j += len(side)
         else:
-            score_blocks((rows, ONE, lanes), like, sizes, query, runs, j, scores)
+            score_blocks((rows, ONE, lanes), word, like, sizes, query, runs, j, scores)
             j += 1
-    width = PIECE + block_size
+    width = row_length(block_size)
     for head in range(num_heads):
         # Only what lies in [first, last) takes part; the rest of a block may hold anything, NaN too.
-        row = scores[head * width + first : head * width + last]
-        weight = weights[head * width + first : head * width + last]
-        peaks[head] = largest(row) * scale
-        totals[head] = exponentiate(row, scale, peaks[head], weight, weight[0])
+        row, weight = scores[head * width :][:width], weights[head * width :][:width]
+        peaks[head] = largest(row, first, last) * scale
+        totals[head] = exponentiate(row, first, last, scale, peaks[head], weight, weight[0])
     sums[:] = 0
     j = 0
     while j < count:
         near = max(first, j * block_size)
         if first <= j * block_size and (j + len(side)) * block_size <= last:
             shape = (rows, side, value_lanes)
-            weigh_blocks(shape, like, sizes, weights, near, block_size, runs, count + j, sums)
+            weigh_blocks(shape, word, like, sizes, weights, near, block_size, runs, count + j, sums)
             j += len(side)
         else:
             far = min(last, (j + 1) * block_size)
             shape = (rows, ONE, value_lanes)
-            weigh_blocks(shape, like, sizes, weights, near, far - near, runs, count + j, sums)
+            weigh_blocks(shape, word, like, sizes, weights, near, far - near, runs, count + j, sums)
             j += 1
 
 
-def score_blocks(shape, like, sizes, query, runs, j, scores):
+def score_blocks(shape, word, like, sizes, query, runs, j, scores):
     """Scores of one token's heads with all tokens of the blocks from j on, as many as `shape` has."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(score_blocks)
-def _score_blocks(shape, like, sizes, query, runs, j, scores):
-    def alone(shape, like, sizes, query, runs, j, scores):
+def _score_blocks(shape, word, like, sizes, query, runs, j, scores):
+    def alone(shape, word, like, sizes, query, runs, j, scores):
         num_heads, num_kv_heads, block_size, head_size = sizes
-        group, width = num_heads // num_kv_heads, PIECE + block_size
+        group, width = num_heads // num_kv_heads, row_length(block_size)
         for head in range(0, num_heads, len(shape[0])):
             plane = (head // group) * block_size * head_size  # where this KV head lies in a block
             rows = (query, head * head_size, 0, head_size)  # [rows, D], the same for all blocks
@@ -199,30 +199,31 @@ def _score_blocks(shape, like, sizes, query, runs, j, scores):
                 out = (scores, head * width + j * block_size + t, block_size, width)  # of each [rows, lanes]
                 tile_product(like, shape, rows, k, head_size, out)
 
-    def in_pairs(shape, like, sizes, query, runs, j, scores):
+    def in_lines(shape, word, like, sizes, query, runs, j, scores):
         num_heads, num_kv_heads, block_size, head_size = sizes
-        group, width = num_heads // num_kv_heads, PIECE + block_size
+        group, width = num_heads // num_kv_heads, row_length(block_size)
+        row = head_size * itemsize(like)
         for head in range(0, num_heads, len(shape[0])):
-            rows_at = query.ctypes.data + head * head_size * 2  # [rows, D]
+            rows_at = query.ctypes.data + head * row  # [rows, D]
             for t in range(0, block_size, LANES):
-                plane = ((head // group) * block_size + t) * head_size * 2  # bytes; of each block D / 2 lines
+                plane = ((head // group) * block_size + t) * row  # bytes; of each block D / w lines
                 out = scores.ctypes.data + (head * width + j * block_size + t) * 4  # of each [rows, 16]
-                score_tile(shape[0], shape[1], runs.ctypes.data, j, plane, head_size // 2, rows_at, head_size * 2,
-                           out, block_size * 4, width * 4)  # fmt: skip
+                score_tile(like, shape[0], shape[1], ONE, runs.ctypes.data, j, plane, row // WORD, rows_at, row, out,
+                           block_size * 4, width * 4)  # fmt: skip
 
-    return in_pairs if query.dtype == types.uint16 else alone
+    return in_lines if word.count else alone
 
 
-def weigh_blocks(shape, like, sizes, weights, first, n, runs, j, sums):
+def weigh_blocks(shape, word, like, sizes, weights, first, n, runs, j, sums):
     """Add up V of some blocks by weight, from position `first` of the piece on n tokens of each: sums `[Hq, D]`."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(weigh_blocks)
-def _weigh_blocks(shape, like, sizes, weights, first, n, runs, j, sums):
-    def alone(shape, like, sizes, weights, first, n, runs, j, sums):
+def _weigh_blocks(shape, word, like, sizes, weights, first, n, runs, j, sums):
+    def alone(shape, word, like, sizes, weights, first, n, runs, j, sums):
         num_heads, num_kv_heads, block_size, head_size = sizes
-        group, width = num_heads // num_kv_heads, PIECE + block_size
+        group, width = num_heads // num_kv_heads, row_length(block_size)
         skipped = first % block_size * head_size
         for head in range(0, num_heads, len(shape[0])):
             plane = (head // group) * block_size * head_size
@@ -232,26 +233,34 @@ def _weigh_blocks(shape, like, sizes, weights, first, n, runs, j, sums):
                 out = (sums, head * head_size + d, 0, head_size)  # [rows, lanes], the same for all blocks
                 add_tile_product(like, shape, weight, v, n, out)
 
-    def in_pairs(shape, like, sizes, weights, first, n, runs, j, sums):
+    def in_lines(shape, word, like, sizes, weights, first, n, runs, j, sums):
         num_heads, num_kv_heads, block_size, head_size = sizes
-        group, width = num_heads // num_kv_heads, PIECE + block_size
-        near, far = first + first % 2, (first + n) // 2 * 2
+        group, width = num_heads // num_kv_heads, row_length(block_size)
+        near, far = first + first % len(word), (first + n) // len(word) * len(word)
         if first < near:  # an end without the other half of its word
             weigh_position(sizes, weights, width, first, runs[j], sums)
         if far < first + n:
             weigh_position(sizes, weights, width, far, runs[j], sums)
-        skipped = near % block_size // 2 * LINE
+        each = itemsize(like)
+        skipped, vector = near % block_size // len(word) * LINE, block_size // len(word) * LINE
         for head in range(0, num_heads, len(shape[0])):
-            plane = (head // group) * block_size * head_size * 2 + skipped  # bytes
-            weight = weights.ctypes.data + (head * width + near) * 2  # of each block [rows, n]
+            plane = (head // group) * block_size * head_size * each + skipped  # bytes
+            weight = weights.ctypes.data + (head * width + near) * each  # of each block [rows, n]
             for d in range(0, head_size, len(vectors) * LANES):
-                v = plane + d // LANES * block_size // 2 * LINE  # bs / 2 lines for each 16 dimensions
+                v = plane + d // LANES * vector  # bs / w lines for each 16 dimensions
                 out = sums.ctypes.data + (head * head_size + d) * 4  # [rows, lanes], the same for all blocks
-                value_tile(shape[0], shape[1], vectors, runs.ctypes.data, j, v, block_size // 2 * LINE,
-                           (far - near) // 2, weight, block_size * 2, width * 2, out, head_size * 4)  # fmt: skip
+                value_tile(like, shape[0], shape[1], vectors, ONE, runs.ctypes.data, j, v, vector,
+                           (far - near) // len(word), weight, block_size * each, width * each, out,
+                           head_size * 4)  # fmt: skip
 
     vectors = (0,) * (2 ** shape[2].count // LANES)
-    return in_pairs if weights.dtype == types.uint16 else alone
+    return in_lines if word.count else alone
+
+
+@njit
+def row_length(block_size):
+    """Room for the scores of a piece that begins within a block, in whole vectors."""
+    return PIECE + (block_size + LANES - 1) // LANES * LANES
 
 
 @njit

@@ -1,34 +1,27 @@
 """Attention of prompts, or long chunks of them: in tiles, or where the processor cannot, by torch.
 
 Here arithmetic takes the time, and tiles do it at two thirds of the speed of linear layers: see `cpu_units.py`.
-Without 512-bit vectors the blocks of a sequence are copied to one piece first, and torch's own attention does the rest.
+Where blocks are not made of lines (`cpu_layout.py`), those of a sequence are copied to one piece first, and torch's own
+attention does the rest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from common.attention import attend
-from common.compiled import LANES, LIKE, LINE, WORD, share_threads
-from common.model.tiled_linear import instructions
+from common.compiled import LANES, LIKE, share_threads
 from stage3_paged.kernels.cpu_blocks import copy_blocks
 from stage3_paged.kernels.cpu_layout import numbers_per_word
-from stage3_paged.kernels.cpu_units import STEP, WIDE, attend_units
-from stage3_paged.kernels.cpu_vectors import AHEAD
+from stage3_paged.kernels.cpu_units import WIDE, attend_units
 from stage3_paged.kernels.reference import log_sum_exp
 
-ROOM = 4 << 20
-"""Bytes of K and V laid out at a time, unless one sequence has more: what the processor's caches hold."""
-
 FOREVER = 1 << 62
-"""A window wider than any context, and room for all."""
-
-ADDRESS = 8
-"""Bytes of one."""
+"""A window wider than any context."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """To copy numbers only their bits matter, and numba knows no bfloat16."""
@@ -56,7 +49,7 @@ def attend_long_queries(
         out: `[T, Hq, D]`, contiguous; only rows of these sequences are written.
         lse: `[T, Hq]` or None; likewise.
     """
-    if can_attend(q.dtype, *values.shape[:1:-1]):
+    if numbers_per_word(q.dtype, *values.shape[2:]) > 0:
         addresses = [(table.data_ptr(), *rest) for table, *rest in batch]
         attend_in_tiles(q, keys, values, addresses, scale, window, out, lse)
         return
@@ -82,15 +75,6 @@ def copy_to_one_piece(
     return k.transpose(0, 1), v.transpose(0, 1)  # [n, Hkv, D]
 
 
-def can_attend(dtype: torch.dtype, head_size: int, block_size: int) -> bool:
-    """Whether tiles are best here: the processor has the vectors for them and, as for linear layers, nothing better.
-
-    Heads are to be made of whole vectors, and blocks of whole words.
-    """
-    whole = head_size % LANES == 0 and block_size * dtype.itemsize % WORD == 0
-    return whole and dtype in instructions()
-
-
 def attend_in_tiles(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -101,12 +85,12 @@ def attend_in_tiles(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    """Attend for each of some sequences; see `can_attend` for which.  As many go together as have room.
+    """Attend for each of some sequences, whose blocks are made of lines.
 
     Args:
         q: `[T, Hq, D]`; the rows of a token in one piece, tokens may lie apart.
-        keys: `[N, Hkv, D, bs]`, contiguous.
-        values: `[N, Hkv, bs, D]`, contiguous.
+        keys: `[N, Hkv, D, bs]`, contiguous, in lines.
+        values: `[N, Hkv, bs, D]`, likewise.
         batch: as of `attend_long_queries`, the block table by its address: `[max blocks]` int32, contiguous, its
             blocks within the cache.
         scale: factor on the scores, above 0.
@@ -116,50 +100,23 @@ def attend_in_tiles(
     """
     num_heads, head_size = q.shape[1:]
     num_kv_heads, block_size = values.shape[1:3]
-    pair = numbers_per_word(q.dtype, block_size, head_size)
-    position_bytes = 2 * num_kv_heads * head_size * q.itemsize  # of lines
-    for part in _divide(batch, window, block_size, ROOM // position_bytes if pair == 1 else FOREVER):
-        fields = np.array(part)  # [n, 6]
-        span = fields[:, -1]  # [n]
-        sizes = span * position_bytes if pair == 1 else (span // LANES + AHEAD) * 2 * ADDRESS  # [n]
-        lines = torch.empty(sizes.sum() + LINE, dtype=torch.uint8)
-        at = -(-lines.data_ptr() // LINE) * LINE
-        fields = np.column_stack((fields, at + sizes.cumsum() - sizes))  # [n, FIELDS]
-        attend_units(
-            LIKE[q.dtype],
-            np.uint16(0) if q.dtype == torch.bfloat16 else np.uint32(0),
-            (0,) * min(LANES, block_size),
-            (0,) * pair,
-            (0,) * math.gcd(head_size // LANES, WIDE),
-            *(q.data_ptr(), q.stride(0) * q.itemsize, out.data_ptr(), 0 if lse is None else lse.data_ptr()),
-            *(keys.data_ptr(), values.data_ptr(), fields.ctypes.data, len(fields)),
-            (num_heads, num_kv_heads, head_size, block_size),
-            np.float32(scale * math.log2(math.e)),
-            np.float32(math.log(2)),
-            window or FOREVER,
-            share_threads(),
-        )
-
-
-def _divide(
-    batch: Sequence[Sequence[int]], window: int | None, block_size: int, room: int
-) -> Iterator[list[tuple[int, ...]]]:
-    """Divide sequences into parts that lie in `room` positions, or are alone.
-
-    Returns:
-        Of each part its sequences, each with the first position that is laid out and how many are.
-    """
-    part: list[tuple[int, ...]] = []
-    used = 0
-    for sequence in batch:
-        *_, num_tokens, length = sequence
-        first = 0 if window is None else max(0, length - num_tokens - window + 1)
-        first -= first % block_size
-        span = -(-(length - first) // STEP) * STEP
-        if part and used + span > room:
-            yield part
-            part, used = [], 0
-        part.append((*sequence, first, span))
-        used += span
-    if part:
-        yield part
+    fields = np.array(batch)  # [B, 4]
+    num_tokens, length = fields[:, 2], fields[:, 3]  # each [B]
+    first = np.zeros_like(length) if window is None else np.maximum(0, length - num_tokens - window + 1)
+    first -= first % block_size
+    counts = 2 * -(-(length - first) // LANES)  # addresses of strips, [B]
+    strips = np.empty(counts.sum(), np.int64)
+    at = strips.ctypes.data + (counts.cumsum() - counts) * strips.itemsize  # [B]
+    fields = np.column_stack((fields, first, at))  # [B, FIELDS]
+    attend_units(
+        LIKE[q.dtype],
+        (0,) * numbers_per_word(q.dtype, block_size, head_size),
+        (0,) * math.gcd(head_size // LANES, WIDE),
+        *(q.data_ptr(), q.stride(0) * q.itemsize, out.data_ptr(), 0 if lse is None else lse.data_ptr()),
+        *(keys.data_ptr(), values.data_ptr(), fields.ctypes.data, len(fields)),
+        (num_heads, num_kv_heads, head_size, block_size),
+        np.float32(scale * math.log2(math.e)),
+        np.float32(math.log(2)),
+        window or FOREVER,
+        share_threads(),
+    )

@@ -8,8 +8,7 @@ one row.  A unit goes along its context key block by key block, so that scores n
     weights                   2 ** (scores - the largest so far), in the type of V; and their sums
     sums = sums + weights V   rows x D
 
-Both products are made in tiles whose sums stay in registers, see `cpu_tiles.py`; for them K and V are laid out anew,
-once per call.  Blocks in pairs are read where they lie (`cpu_pairs.py`).
+Both products are made in tiles whose sums stay in registers, of K and V where they lie: see `cpu_lines.py`.
 """
 
 from __future__ import annotations
@@ -17,35 +16,31 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
 from numba.extending import overload
 
-from common.compiled import LANES, LINE, WORD, array_at, compiled, narrow
-from stage3_paged.kernels import cpu_pairs, cpu_softmax, cpu_tiles, cpu_vectors
-from stage3_paged.kernels.cpu_pairs import list_strips, score_strips, weigh_strips
+from common.compiled import LANES, array_at, compiled, narrow
+from stage3_paged.kernels import cpu_lines, cpu_softmax, cpu_vectors
+from stage3_paged.kernels.cpu_lines import list_strips, score_strips, weigh_strips
 from stage3_paged.kernels.cpu_softmax import exponentiate, largest, power
-from stage3_paged.kernels.cpu_tiles import lay_out, numbers, tile
-from stage3_paged.kernels.cpu_vectors import AHEAD, itemsize
+from stage3_paged.kernels.cpu_vectors import copy_row, itemsize
 
 BLOCK = 512  # positions of a key block
 HIGH, WIDE = 6, 4  # rows and vectors of a tile: 24 sums, which leave registers for operands
 ROWS = 48  # of a unit, at most: with them scores and weights stay in the second-level cache
-STEP = WIDE * LANES  # positions of a tile of scores
 TALL = -(-ROWS // HIGH) * HIGH  # rows that there is room for
 HIGHS, WIDES = (0,) * HIGH, (0,) * WIDE  # a tile's shape as types: compiled code knows it by their lengths
 
-FIELDS, NUM_TOKENS = 7, 2
+FIELDS, NUM_TOKENS = 6, 2
 """Of each sequence: address of its block table; its first row of q; query tokens; length of its context; first
-position that anybody sees, or one before, where a block begins; positions laid out from there; address of its lines, or
-of the addresses of its strips: those of K and then those of V."""
+position that anybody sees, or one before, where a block begins; address of the addresses of its strips, those of K and
+then those of V."""
 
 
-@compiled(cpu_pairs, cpu_softmax, cpu_tiles, cpu_vectors, parallel=True)
+@compiled(cpu_lines, cpu_softmax, cpu_vectors, parallel=True)
 def attend_units(  # noqa: PLR0913, PLR0917
     like,
-    bits,
-    lanes,
-    pair,
+    word,
     value_wide,
     q_at,
     q_row,
@@ -61,13 +56,11 @@ def attend_units(  # noqa: PLR0913, PLR0917
     window,
     workers,
 ):
-    """Lay K and V of some sequences out, then do all units of their queries.
+    """Find K and V of some sequences, then do all units of their queries.
 
     Args:
         like: a number of the type of q, see `common.compiled.LIKE`.
-        bits: an integer as wide.
-        lanes: tuple as long as a block has tokens, but at most LANES.
-        pair: tuple as long as numbers lie side by side in a word, see `cpu_layout.numbers_per_word`.
+        word: tuple as long as numbers share a word of a line, see `cpu_layout.numbers_per_word`.
         value_wide: tuple as long as a tile of values has vectors; whole tiles make D.
         q_at: address of q, `[T, Hq, D]`.
         q_row: bytes from one token of q to the next.
@@ -87,24 +80,26 @@ def attend_units(  # noqa: PLR0913, PLR0917
     group = num_heads // num_kv_heads
     batch = array_at(batch_at, (num_seqs, FIELDS), np.int64(0))
     units = list_units(batch, group, num_kv_heads)
-    for worker in prange(workers):
+    for s in prange(num_seqs):
         shape = num_kv_heads, head_size, block_size  # made here: numba hands threads no tuple of tuples
-        for s in range(num_seqs):
-            find_or_lay_out(bits, lanes, pair, keys_at, values_at, batch[s], shape, worker, workers)
+        table_at, _, _, length, first, strips_at = batch[s]
+        table = array_at(table_at, ((length - 1) // block_size + 1,), np.int32(0))
+        strips = array_at(strips_at, (2, (length - first + LANES - 1) // LANES), np.int64(0))
+        list_strips(like, table, keys_at, values_at, first, length, shape, strips)
     for worker in prange(workers):
         query, weights = numbers(TALL * head_size, like), numbers(TALL * BLOCK, like)
         scores, sums = np.empty(TALL * BLOCK, np.float32), np.empty(TALL * head_size, np.float32)
         peaks, totals = np.empty(TALL, np.float32), np.empty(TALL, np.float32)
-        spare = np.empty(head_size + LANES, np.uint32), np.empty(1 + AHEAD, np.int64)
+        spare = np.empty(head_size + LANES, np.uint32), np.empty(1, np.int64)
         for u in range(worker, len(units), workers):
             s, head, begin, end = units[u]
-            _, token, num_tokens, length, first, span, lines = batch[s]
+            _, token, num_tokens, length, first, strips_at = batch[s]
             place = token, num_heads, head, group, head_size
             load_rows(like, q_at, q_row, place, begin, end, query)
             rows = begin, end, group, head_size, length - num_tokens - first, length - first
-            at = lines, span, head, num_kv_heads, head_size, block_size
+            at = strips_at, head, block_size
             rooms = scores, weights, sums, peaks, totals, spare
-            attend_unit(like, pair, value_wide, rows, at, scale, window, query, rooms)
+            attend_unit(like, word, value_wide, rows, at, scale, window, query, rooms)
             store_rows(like, out_at, lse_at, place, begin, end, unit, (sums, peaks, totals))
 
 
@@ -127,131 +122,88 @@ def list_units(batch, group, num_kv_heads):
     return units
 
 
-def find_or_lay_out(bits, lanes, pair, keys_at, values_at, sequence, shape, worker, workers):
-    """Do one worker's share of a sequence's lines or strips; arguments as of `attend_units`."""
+def numbers(n, like):
+    """Room for n numbers like this, all 0."""
     raise NotImplementedError("compiled code only")
 
 
-@overload(find_or_lay_out)
-def _find_or_lay_out(bits, lanes, pair, keys_at, values_at, sequence, shape, worker, workers):
-    def lay_out_share(bits, lanes, pair, keys_at, values_at, sequence, shape, worker, workers):
-        num_kv_heads, head_size, block_size = shape
-        table_at, _, _, length, first, span, lines = sequence
-        table = array_at(table_at, ((length - 1) // block_size + 1,), np.int32(0))
-        v_lines = lines + num_kv_heads * span * head_size * itemsize(bits)
-        for j in range(worker, (span + block_size - 1) // block_size, workers):
-            place = first // block_size + j
-            block = np.int64(table[place]) if place < len(table) else np.int64(-1)
-            start, end = j * block_size, length - first
-            sizes = num_kv_heads, head_size, block_size, span
-            lay_out(bits, lanes, keys_at, values_at, block, lines, v_lines, start, end, sizes)
-
-    def find_strips(bits, lanes, pair, keys_at, values_at, sequence, shape, worker, workers):
-        table_at, _, _, length, first, span, lines = sequence
-        if worker == 0:
-            table = array_at(table_at, ((length - 1) // shape[2] + 1,), np.int32(0))
-            strips = array_at(lines, (2, span // LANES + AHEAD), np.int64(0))
-            list_strips(table, keys_at, values_at, first, length, shape, strips)
-
-    return lay_out_share if pair.count == 1 else find_strips
+@overload(numbers)
+def _numbers(n, like):
+    kind = np.uint16 if like == types.uint16 else np.float32
+    return lambda n, like: np.zeros(n, kind)
 
 
 @njit
-def attend_unit(like, pair, value_wide, sizes, at, scale, window, query, rooms):
+def attend_unit(like, word, value_wide, sizes, at, scale, window, query, rooms):
     """Attend with the rows of `query`, flat `[rows, D]`; `sums`, flat `[rows, D]`, `peaks` and `totals` are written.
 
     Rows are made up to whole tiles: what comes of the others is never read.
+
+    Args:
+        like: a number of the type of q, K and V.
+        word: see `attend_units`.
+        value_wide: see there.
+        sizes: first row and the one behind the last; rows per token; D; position of the sequence's first row, and
+            positions that there are, both counted from its first strip.
+        at: address of the strips' addresses, KV head, bs.
+        scale: factor on the scores.
+        window: see `attend_units`.
+        query: see above.
+        rooms: room for scores, weights, sums, largest scores, sums of weights, and what `weigh_strips` needs.
     """
     begin, last, group, head_size, position, length = sizes
+    strips, head, block_size = at
     scores, weights, sums, peaks, totals, spare = rooms
     tall = (last - begin + HIGH - 1) // HIGH * HIGH
+    each = itemsize(like)
+    plane, vector = head * block_size * head_size * each, block_size * LANES * each
+    v_strips = strips + (length + LANES - 1) // LANES * 8
     sums[:] = 0
     peaks[:] = -np.inf
     totals[:] = 0
     near, end = position + begin // group - window + 1, position + (last - 1) // group + 1
     for start in range(max(0, near) // BLOCK * BLOCK, end, BLOCK):
-        width = min(BLOCK, (end - start + STEP - 1) // STEP * STEP)
-        score_block(like, pair, at, start, width, tall, query, scores)
+        count, strip = min(BLOCK, end - start), start // LANES
+        score_strips(like, (HIGHS, WIDES), strips, strip, (count + LANES - 1) // LANES, plane, tall, head_size,
+                     query.ctypes.data, scores.ctypes.data, BLOCK)  # fmt: skip
         for r in range(last - begin):
             own = position + (begin + r) // group - start  # sees itself and `window - 1` positions before
-            row, weight = scores[r * BLOCK :][:width], weights[r * BLOCK :][:width]
-            shrink = weigh(
-                like, row, weight, max(0, own - window + 1), min(width, own + 1), scale, r, peaks, totals
-            )
+            row, weight = scores[r * BLOCK :][:BLOCK], weights[r * BLOCK :][:BLOCK]
+            seen = max(0, own - window + 1), min(count, own + 1), count
+            shrink = weigh(like, row, weight, seen, scale, r, peaks, totals)
             if shrink != 1:
-                sums[r * head_size : (r + 1) * head_size] *= shrink
-        count = min(width, length - start)
-        weigh_block(like, pair, value_wide, at, start, count, tall, weights, sums, spare)
-
-
-def score_block(like, pair, at, start, width, tall, query, scores):
-    """Scores of a unit's rows, flat `[rows, BLOCK]`, with a key block: `width` positions from `start` on.
-
-    They lie `at`: address of the sequence's lines or strips, positions that those hold, KV head, Hkv, D, bs.
-    """
-    raise NotImplementedError("compiled code only")
-
-
-@overload(score_block)
-def _score_block(like, pair, at, start, width, tall, query, scores):
-    def of_lines(like, pair, at, start, width, tall, query, scores):
-        lines, span, head, _, head_size, _ = at
-        each = itemsize(like)
-        k_at = lines + (head * span + start) * head_size * each
-        for i in range(0, tall, HIGH):
-            for p in range(0, width, STEP):
-                tile(like, HIGHS, WIDES, False, k_at + p * head_size * each, LANES * head_size * each,
-                     head_size * each // WORD, query.ctypes.data + i * head_size * each, head_size * each,
-                     scores.ctypes.data + (i * BLOCK + p) * 4, BLOCK * 4)  # fmt: skip
-
-    def of_strips(like, pair, at, start, width, tall, query, scores):
-        strips, _, head, _, head_size, block_size = at
-        plane = head * block_size * head_size * 2
-        score_strips(HIGHS, WIDES, strips, start // LANES, width // LANES, plane, tall, head_size, query.ctypes.data,
-                     scores.ctypes.data, BLOCK)  # fmt: skip
-
-    return of_lines if pair.count == 1 else of_strips
-
-
-def weigh_block(like, pair, value_wide, at, start, count, tall, weights, sums, spare):
-    """Add the values of a key block to a unit's sums by weight: the `count` positions of it that there are."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(weigh_block)
-def _weigh_block(like, pair, value_wide, at, start, count, tall, weights, sums, spare):
-    def of_lines(like, pair, value_wide, at, start, count, tall, weights, sums, spare):
-        lines, span, head, num_kv_heads, head_size, _ = at
-        each = itemsize(like)
-        v_at = lines + ((num_kv_heads + head) * span * head_size + start * LANES) * each
-        width = (count + STEP - 1) // STEP * STEP
-        for i in range(0, tall, HIGH):
-            for d in range(0, head_size, len(value_wide) * LANES):
-                tile(like, HIGHS, value_wide, True, v_at + d * span * each, span * LANES * each,
-                     width * each // WORD, weights.ctypes.data + i * BLOCK * each, BLOCK * each,
-                     sums.ctypes.data + (i * head_size + d) * 4, head_size * 4)  # fmt: skip
-
-    def of_strips(like, pair, value_wide, at, start, count, tall, weights, sums, spare):
-        lines, span, head, _, head_size, block_size = at
-        strips = lines + (span // LANES + AHEAD) * 8  # of V
-        place = head * block_size * head_size * 2, block_size // 2 * LINE
-        weigh_strips(HIGHS, WIDES, value_wide, strips, start // LANES, count, place, tall, head_size,
+                for d in range(r * head_size, (r + 1) * head_size):
+                    sums[d] *= shrink
+        weigh_strips(like, word, (HIGHS, WIDES, value_wide), v_strips, strip, count, (plane, vector), tall, head_size,
                      weights.ctypes.data, sums.ctypes.data, BLOCK, spare)  # fmt: skip
-
-    return of_lines if pair.count == 1 else of_strips
 
 
 @njit
-def weigh(like, row, weight, near, far, scale, r, peaks, totals):
-    """Turn scores near ... far - 1 of row r into weights, all others into 0; return what earlier sums are worth now."""
-    if near >= far:
-        weight[:] = 0
-        return np.float32(1)
-    weight[:near] = 0
-    weight[far:] = 0
-    peak = max(peaks[r], largest(row[near:far]) * scale)
-    shrink = power(peaks[r] - peak)
-    total = exponentiate(row[near:far], scale, peak, weight[near:far], like)
+def weigh(like, row, weight, seen, scale, r, peaks, totals):
+    """Turn the scores that row r sees of a key block into weights, all others into 0.
+
+    Args:
+        like: a number of the type of weights.
+        row: scores.
+        weight: written.
+        seen: first position, the one behind the last, positions in the key block.
+        scale: factor on the scores.
+        r: the row.
+        peaks: of each row the largest score so far; updated.
+        totals: of each row the sum of weights so far; updated.
+
+    Returns:
+        What earlier sums are worth now.
+    """
+    near, far, count = seen
+    far = max(near, far)
+    peak = max(peaks[r], largest(row, near, far) * scale)
+    total = exponentiate(row, near, far, scale, peak, weight, like)
+    for i in range((far + LANES - 1) // LANES * LANES, (count + LANES - 1) // LANES * LANES):
+        weight[i] = 0
+    shrink = np.float32(1)
+    if peak > peaks[r] > -np.inf:
+        shrink = power(peaks[r] - peak)
     peaks[r], totals[r] = peak, totals[r] * shrink + total
     return shrink
 
@@ -260,10 +212,10 @@ def weigh(like, row, weight, near, far, scale, r, peaks, totals):
 def load_rows(like, q_at, q_row, place, begin, end, query):
     """Copy rows begin ... end - 1 of one KV head to `query`."""
     token, _, head, group, head_size = place
+    size = head_size * itemsize(like)
     for r in range(begin, end):
-        own = (head * group + r % group) * head_size * itemsize(like)  # where this head lies in its token
-        row = array_at(q_at + (token + r // group) * q_row + own, (head_size,), like)
-        query[(r - begin) * head_size :][:head_size] = row
+        own = (head * group + r % group) * size  # where this head lies in its token
+        copy_row(q_at + (token + r // group) * q_row + own, query.ctypes.data + (r - begin) * size, size)
 
 
 @njit

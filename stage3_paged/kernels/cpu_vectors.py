@@ -9,12 +9,12 @@ from itertools import product as product_of
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
-from common.compiled import multiply_add, prefetch, repeat, splat
+from common.compiled import array_at, multiply_add, prefetch, repeat, splat
 
 CACHE_LINE = 64
 """Bytes; where lines are longer, some are asked for twice."""
@@ -127,6 +127,15 @@ tile_product = _tile_product(accumulate=False)
 add_tile_product = _tile_product(accumulate=True)
 
 
+@njit
+def copy_row(source, target, size):
+    """Copy so many bytes, a multiple of 8, between two addresses; as slices of arrays it takes ten times as long."""
+    source_words = array_at(source, (size // 8,), np.uint64(0))
+    target_words = array_at(target, (size // 8,), np.uint64(0))
+    for i in range(size // 8):
+        target_words[i] = source_words[i]
+
+
 def itemsize(like):
     """Bytes of a number like this."""
     raise NotImplementedError("compiled code only")
@@ -149,25 +158,25 @@ def _room(n, like):
     return lambda n, like: np.empty(n, dtype=number)
 
 
-def factors(n, like, pair):
+def factors(n, like, word):
     """Room for n numbers to multiply with: widened to sums, or where pairs are multiplied, as they are stored."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(factors)
-def _factors(n, like, pair):
-    if pair.count == 1:
-        return lambda n, like, pair: room(n, like)
-    return lambda n, like, pair: np.empty(n, np.uint16)
+def _factors(n, like, word):
+    if word.count == 2:
+        return lambda n, like, word: np.empty(n, np.uint16)
+    return lambda n, like, word: room(n, like)
 
 
-def weights_of(scores, pair):
+def weights_of(scores, word):
     """Room for the weights that scores become: the same, or where pairs are multiplied, as long in bfloat16."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(weights_of)
-def _weights_of(scores, pair):
-    if pair.count == 1:
-        return lambda scores, pair: scores
-    return lambda scores, pair: np.empty(len(scores), np.uint16)
+def _weights_of(scores, word):
+    if word.count == 2:
+        return lambda scores, word: np.empty(len(scores), np.uint16)
+    return lambda scores, word: scores

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from stage3_paged.kernels import cpu, cpu_layout, cpu_prompt
+from stage3_paged.kernels import cpu, cpu_layout
 
 
 @contextmanager
@@ -15,8 +15,7 @@ def another_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without 512-bit vectors; what has been remembered of this one is forgotten, before and after."""
     plans = cpu._plan_attention, cpu._plan_store
     with monkeypatch.context() as patch:
-        for module in (cpu_layout, cpu_prompt):
-            patch.setattr(module, "instructions", frozenset)
+        patch.setattr(cpu_layout, "instructions", frozenset)
         for plan in plans:
             plan.cache_clear()
         yield

@@ -9,6 +9,7 @@ from processors import another_processor
 from support.interpreter import INTERPRETED
 
 from stage3_paged.kernels import cpu, cpu_prompt
+from stage3_paged.kernels.cpu_layout import numbers_per_word
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="this session is for Triton's interpreter")
 
@@ -27,17 +28,18 @@ def test_contexts_of_several_key_blocks(dtype: torch.dtype, window: int | None) 
 
 
 SHAPES = (
-    ((2, 2), 16, 8, torch.bfloat16),
-    ((8, 1), 48, 2, torch.bfloat16),
+    ((2, 2), 16, 16, torch.bfloat16),
+    ((8, 1), 48, 32, torch.bfloat16),
     ((64, 1), 64, 512, torch.bfloat16),
-    ((7, 7), 128, 8, torch.bfloat16),
-    ((8, 1), 64, 1, torch.bfloat16),
+    ((7, 7), 128, 16, torch.bfloat16),
+    ((8, 1), 64, 8, torch.bfloat16),
     ((2, 2), 128, 256, torch.float32),
-    ((8, 1), 96, 8, torch.float32),
+    ((8, 1), 96, 32, torch.float32),
+    ((8, 1), 96, 1, torch.float32),
 )
 """Groups that fill a unit unevenly or beyond it, heads of 1, 3, 4, 6 and 8 vectors, blocks small and large.
 
-A block of one bfloat16 token is half a word; there torch takes over.
+Blocks that are not made of 16 tokens each are plain; there torch takes over.
 """
 
 
@@ -52,7 +54,7 @@ def test_shapes(heads: tuple[int, int], head_size: int, block_size: int, dtype: 
 def test_torch_where_the_vectors_are_missing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways are right, and which one is used shows in the last digits."""
     own = Paged(CPU, Case(LONG, dtype=dtype)).attend()
-    possible = cpu_prompt.can_attend(dtype, 64, 16)
+    possible = numbers_per_word(dtype, 16, 64) > 0
     with another_processor(monkeypatch):
         paged = Paged(CPU, Case(LONG, dtype=dtype))
         theirs = paged.attend()

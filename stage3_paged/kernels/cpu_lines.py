@@ -1,13 +1,14 @@
-"""Products with blocks of bfloat16 in pairs (`cpu_layout.py`): what `cpu_vectors.py` and `cpu_tiles.py` do with others.
+"""Products with blocks that are made of lines (`cpu_layout.py`): what `cpu_vectors.py` does with plain ones.
 
-A block is made of lines of 64 bytes, like the weights of `common/model/tiled_linear.py`:
+A line of 64 bytes is sixteen words, each w numbers of what is summed over: one float32, or two of bfloat16.
 
-    K of one head    [bs / 16, D / 2, line]    16 tokens by two dimensions each
-    V of one head    [D / 16, bs / 2, line]    16 dimensions by two tokens each
+    K of one head    [bs / 16, D / w, line]    16 tokens by w dimensions each
+    V of one head    [D / 16, bs / w, line]    16 dimensions by w tokens each
 
-One load brings 32 numbers and one instruction multiplies and adds them, where otherwise it takes two loads, two
-instructions to widen and two to multiply.  Weights are rounded to bfloat16 for it; sums are not.  Prompts read the
-same lines: 16 tokens, a *strip*, have their own wherever their block is.
+So a step of a tile loads lines, and multiplies each with a word of every row.  In bfloat16 one load brings 32 numbers
+and one instruction multiplies and adds them, where otherwise it takes two loads, two to widen and two to multiply;
+weights are rounded to bfloat16 for it, sums are not.  Prompts read the same lines: 16 tokens, a *strip*, have their own
+wherever their block is.
 """
 
 from __future__ import annotations
@@ -31,28 +32,33 @@ from common.compiled import (
     splat,
     widen,
 )
-from stage3_paged.kernels.cpu_vectors import AHEAD
+from stage3_paged.kernels.cpu_vectors import AHEAD, itemsize
 
 INT, INT32 = ir.IntType(64), ir.IntType(32)
 
 ONE = (0,)
 """Shape of a tile over one block or strip, for the last few: as long as there is one side by side."""
 
+NONE = ()
+"""Shape of no tile: nothing is asked for."""
+
 
 @intrinsic
 def score_tile(  # noqa: PLR0913, PLR0917
-    _, rows, side, runs, index, plane, steps, query, query_row, out, out_block, out_row
+    _, like, rows, side, ask, runs, index, plane, steps, query, query_row, out, out_block, out_row
 ):
     """Scores of some rows with 16 tokens of each of some blocks.
 
     Args:
+        like: a number of the type of both, see `common.compiled.LIKE`.
         rows: tuple as long as there are rows.
         side: tuple as long as there are blocks.
-        runs: address of the blocks' addresses, AHEAD more behind them.
+        ask: tuple with something in it to ask for memory AHEAD blocks on.
+        runs: address of the blocks' addresses, and of those that are asked for.
         index: of the first.
         plane: bytes from where a block begins to the tokens' first line.
-        steps: lines of those tokens, D / 2.
-        query: address of the first row, bfloat16.
+        steps: lines of those tokens, D / w.
+        query: address of the first row.
         query_row: bytes from one row to the next.
         out: address of the first score, float32.
         out_block: bytes from one block's scores to the next one's.
@@ -60,37 +66,39 @@ def score_tile(  # noqa: PLR0913, PLR0917
     """
 
     def generate(context, builder, signature, arguments):
-        runs, index, plane, steps, query, query_row, out, out_block, out_row = arguments[2:]
+        runs, index, plane, steps, query, query_row, out, out_block, out_row = arguments[4:]
         sums = [ir.Constant(SUMS, [0.0] * LANES)] * (rows.count * side.count)
         lines, ahead = (
-            [_begin(builder, runs, index, first + b, plane) for b in range(side.count)]
-            for first in (0, AHEAD)
+            [_begin(builder, runs, index, first + b, plane) for b in range(blocks)]
+            for first, blocks in ((0, side.count), (AHEAD, side.count if ask.count else 0))
         )
-        sums = _add_lines(builder, sums, lines, ahead, steps, query, query_row)
+        sums = _add_lines(builder, like, sums, lines, ahead, steps, query, query_row)
         for n, total in enumerate(sums):
             row = builder.add(out, builder.mul(INT(n // side.count), out_row))
             builder.store(total, place(builder, row, n % side.count, out_block, SUMS), align=WORD)
         return context.get_dummy_value()
 
-    return types.void(rows, side, *[types.int64] * 9), generate
+    return types.void(like, rows, side, ask, *[types.int64] * 9), generate
 
 
 @intrinsic
 def value_tile(  # noqa: PLR0913, PLR0917
-    _, rows, side, wide, runs, index, plane, vector, steps, weights, weight_block, weight_row, out, out_row
-):
+    _, like, rows, side, wide, ask, runs, index, plane, vector, steps, weights, weight_block, weight_row, out, out_row
+):  # fmt: skip
     """Add up some dimensions of the values of some blocks by weight.
 
     Args:
+        like: a number of the type of both, see `common.compiled.LIKE`.
         rows: tuple as long as there are rows.
         side: tuple as long as there are blocks.
         wide: tuple as long as there are vectors of 16 dimensions.
-        runs: address of the blocks' addresses, AHEAD more behind them.
+        ask: tuple with something in it to ask for memory AHEAD blocks on.
+        runs: address of the blocks' addresses, and of those that are asked for.
         index: of the first.
         plane: bytes from where a block begins to the first line.
         vector: bytes from the lines of 16 dimensions to those of the next.
-        steps: lines of each, pairs of tokens.
-        weights: address of the first weight, bfloat16.
+        steps: lines of each, w tokens.
+        weights: address of the first weight.
         weight_block: bytes from one block's weights to the next one's.
         weight_row: bytes from one row of weights to the next.
         out: address of the first sum, float32; added to.
@@ -98,7 +106,7 @@ def value_tile(  # noqa: PLR0913, PLR0917
     """
 
     def generate(context, builder, signature, arguments):
-        runs, index, plane, vector, steps, weights, weight_block, weight_row, out, out_row = arguments[3:]
+        runs, index, plane, vector, steps, weights, weight_block, weight_row, out, out_row = arguments[5:]
         stored = [
             place(builder, builder.add(out, builder.mul(INT(r), out_row)), c, INT(LINE), SUMS)
             for r in range(rows.count)
@@ -109,17 +117,17 @@ def value_tile(  # noqa: PLR0913, PLR0917
             lines, ahead = (
                 [
                     builder.add(_begin(builder, runs, index, n, plane), builder.mul(INT(c), vector))
-                    for c in range(wide.count)
+                    for c in range(vectors)
                 ]
-                for n in (b, b + AHEAD)
+                for n, vectors in ((b, wide.count), (b + AHEAD, wide.count if ask.count else 0))
             )
             own = builder.add(weights, builder.mul(INT(b), weight_block))
-            sums = _add_lines(builder, sums, lines, ahead, steps, own, weight_row)
+            sums = _add_lines(builder, like, sums, lines, ahead, steps, own, weight_row)
         for total, at in zip(sums, stored, strict=True):
             builder.store(total, at, align=WORD)
         return context.get_dummy_value()
 
-    return types.void(rows, side, wide, *[types.int64] * 10), generate
+    return types.void(like, rows, side, wide, ask, *[types.int64] * 10), generate
 
 
 def _begin(builder, runs, index, n, plane):
@@ -128,8 +136,8 @@ def _begin(builder, runs, index, n, plane):
     return builder.add(builder.load(pointer), plane)
 
 
-def _add_lines(builder, sums, lines, ahead, steps, words, word_row):
-    """Add products of rows of words with lines, for each row all vectors of lines; ask for as many lines ahead."""
+def _add_lines(builder, like, sums, lines, ahead, steps, words, word_row):
+    """Add products of rows of words with lines, for each row all vectors of lines; ask for lines ahead, if any."""
     high = len(sums) // len(lines)
 
     def step(i, sums):
@@ -143,9 +151,7 @@ def _add_lines(builder, sums, lines, ahead, steps, words, word_row):
         word_at = builder.add(words, builder.mul(i, INT(WORD)))
         rows = [builder.load(place(builder, word_at, r, word_row, INT32), align=2) for r in range(high)]
         pairs = [(splat(builder, word, WORDS), line) for word in rows for line in loaded]
-        return [
-            add_products(builder, types.uint16, total, *pair) for total, pair in zip(sums, pairs, strict=True)
-        ]
+        return [add_products(builder, like, total, *pair) for total, pair in zip(sums, pairs, strict=True)]
 
     return repeat(builder, steps, sums, step)
 
@@ -176,94 +182,112 @@ def weigh_position(sizes, weights, width, position, block, sums):
 
 
 @njit
-def list_strips(table, keys_at, values_at, first, length, sizes, strips):
+def list_strips(like, table, keys_at, values_at, first, length, sizes, strips):
     """Write where the strips of a sequence lie.
 
     Args:
+        like: a number of the type of K and V.
         table: block numbers.
         keys_at: address of K.
         values_at: address of V.
         first: position from which on they are wanted, where a block begins.
         length: positions that there are, counted from the sequence's first.
         sizes: Hkv, D, bs.
-        strips: `[2, n]`, of K and of V; behind the last there is, it comes again.
+        strips: `[2, n]`, of K and of V.
     """
     num_kv_heads, head_size, block_size = sizes
-    block_bytes = num_kv_heads * head_size * block_size * 2
-    for i in range(strips.shape[1]):
-        strip = min(first // LANES + i, (length - 1) // LANES)
-        block = np.int64(table[strip * LANES // block_size]) * block_bytes
-        within = strip % (block_size // LANES) * LINE
-        strips[0, i] = keys_at + block + within * (head_size // 2)
-        strips[1, i] = values_at + block + within * (LANES // 2)
+    line = LANES * itemsize(like)  # bytes of a line that belong to one of what is summed over
+    block_bytes = num_kv_heads * head_size * block_size * itemsize(like)
+    for i in range((length - first + LANES - 1) // LANES):
+        position = first + i * LANES
+        block = np.int64(table[position // block_size]) * block_bytes
+        within = position % block_size // LANES * line
+        strips[0, i] = keys_at + block + within * head_size
+        strips[1, i] = values_at + block + within * LANES
 
 
 @njit
-def score_strips(rows, side, strips, first, count, plane, tall, head_size, query, scores, width):  # noqa: PLR0913, PLR0917
-    """Scores of some rows with `count` strips, which as many as there are in `side` divide.
+def score_strips(  # noqa: PLR0913, PLR0917
+    like, shape, strips, first, count, plane, tall, head_size, query, scores, width
+):
+    """Scores of some rows with `count` strips.
 
     Args:
-        rows: tuple as long as tiles are high.
-        side: tuple as long as they have strips.
+        like: a number of the type of both.
+        shape: tuples as long as tiles are high, and as they have strips.
         strips: address of those of K.
         first: which of them is the first.
         count: strips.
         plane: bytes from where a block begins to this KV head.
         tall: rows, whole tiles.
         head_size: D.
-        query: address of the rows, `[tall, D]` bfloat16.
+        query: address of the rows, `[tall, D]`.
         scores: address of float32 `[tall, width]`; written.
         width: see there.
     """
+    rows, side = shape
+    row, out_row = head_size * itemsize(like), width * 4
     for i in range(0, tall, len(rows)):
-        for n in range(0, count, len(side)):
-            own, out = query + i * head_size * 2, scores + (i * width + n * LANES) * 4
-            score_tile(
-                rows, side, strips, first + n, plane, head_size // 2, own, head_size * 2, out, LINE, width * 4
-            )
+        n, own = 0, query + i * row
+        while n < count:
+            strip, out = first + n, scores + i * out_row + n * LINE
+            if n + len(side) <= count:
+                score_tile(
+                    like, rows, side, NONE, strips, strip, plane, row // WORD, own, row, out, LINE, out_row
+                )
+                n += len(side)
+            else:
+                score_tile(
+                    like, rows, ONE, NONE, strips, strip, plane, row // WORD, own, row, out, LINE, out_row
+                )
+                n += 1
 
 
 @njit
-def weigh_strips(rows, side, wide, strips, first, count, place, tall, head_size, weights, sums, width, spare):  # noqa: PLR0913, PLR0917
+def weigh_strips(  # noqa: PLR0913, PLR0917
+    like, word, shape, strips, first, count, place, tall, head_size, weights, sums, width, spare
+):
     """Add up the values of `count` positions from the strip `first` on by weight.
 
     Args:
-        rows: tuple as long as tiles are high.
-        side: tuple as long as they have strips.
-        wide: tuple as long as they have vectors.
+        like: a number of the type of both.
+        word: tuple as long as numbers share a word of a line, see `cpu_layout.numbers_per_word`.
+        shape: tuples as long as tiles are high, as they have strips, and vectors.
         strips: address of those of V.
         first: which of them is the first.
         count: positions.
         place: bytes from where a block begins to this KV head, and from 16 dimensions of it to the next.
         tall: rows, whole tiles.
         head_size: D.
-        weights: address of bfloat16 `[tall, width]`.
+        weights: address of `[tall, width]`; 0 from `count` on up to a whole word.
         sums: address of float32 `[tall, D]`; added to.
         width: see there.
-        spare: room for `[D + 16]` uint32 and `[1 + AHEAD]` int64.
+        spare: room for `[D + 16]` uint32 and `[1]` int64.
     """
+    rows, side, wide = shape
     plane, vector = place
+    strip_bytes, row = LANES * itemsize(like), width * itemsize(like)
     last, alone = spare
     at = (last.ctypes.data + LINE - 1) // LINE * LINE
     alone[:] = at
-    if count % 2 == 1:  # the last position's neighbour may be NaN
+    if count % len(word) == 1:  # the last position's neighbour may be NaN
         strip = array_at(strips, (first + count // LANES + 1,), np.int64(0))[first + count // LANES]
         for c in range(head_size // LANES):
             line = array_at(strip + plane + c * vector + count % LANES // 2 * LINE, (LANES,), uint32(0))
             array_at(at + c * LINE, (LANES,), uint32(0))[:] = line & np.uint32(0xFFFF)
     for i in range(0, tall, len(rows)):
-        own = weights + i * width * 2
+        own = weights + i * row
         for c in range(0, head_size // LANES, len(wide)):
             out, near, n = sums + (i * head_size + c * LANES) * 4, plane + c * vector, 0
             while (n + len(side)) * LANES <= count:
-                value_tile(rows, side, wide, strips, first + n, near, vector, LANES // 2, own + n * LINE // 2,
-                           LINE // 2, width * 2, out, head_size * 4)  # fmt: skip
+                value_tile(like, rows, side, wide, NONE, strips, first + n, near, vector, strip_bytes // WORD,
+                           own + n * strip_bytes, strip_bytes, row, out, head_size * 4)  # fmt: skip
                 n += len(side)
             while n * LANES < count:
-                pairs = min(LANES, count - n * LANES) // 2
-                value_tile(rows, ONE, wide, strips, first + n, near, vector, pairs, own + n * LINE // 2, LINE // 2,
-                           width * 2, out, head_size * 4)  # fmt: skip
+                words = min(LANES, count - n * LANES) // len(word)
+                value_tile(like, rows, ONE, wide, NONE, strips, first + n, near, vector, words, own + n * strip_bytes,
+                           strip_bytes, row, out, head_size * 4)  # fmt: skip
                 n += 1
-            if count % 2 == 1:
-                value_tile(rows, ONE, wide, alone.ctypes.data, 0, c * LINE, LINE, 1, own + (count - 1) * 2, LINE // 2,
-                           width * 2, out, head_size * 4)  # fmt: skip
+            if count % len(word) == 1:
+                value_tile(like, rows, ONE, wide, NONE, alone.ctypes.data, 0, c * LINE, LINE, 1,
+                           own + (count - 1) * itemsize(like), strip_bytes, row, out, head_size * 4)  # fmt: skip

@@ -36,7 +36,8 @@ class Decoder:
     layers: list[Layer]
     norm: torch.Tensor  # [H]
     head: Linear  # [R, H] -> [R, V]
-    inv_freq: torch.Tensor  # [D / 2] float32
+    cos: torch.Tensor  # [positions, 1, D]
+    signed_sin: torch.Tensor  # [positions, 1, D], see `rope.rotate`
 
     @classmethod
     def from_tensors(
@@ -67,6 +68,9 @@ class Decoder:
 
         memory = Arena()
         embedding, head = _load_ends(config, take, dtype, memory)
+        positions = torch.arange(config.max_position_embeddings, device=device)  # [positions]
+        inv_freq = torch.tensor(config.rope_inv_freq, dtype=torch.float32, device=device)  # [D / 2]
+        cos, signed_sin = cos_and_signed_sin(positions, inv_freq, config.rope_scale, dtype)
         return cls(
             config=config,
             dtype=dtype,
@@ -75,7 +79,8 @@ class Decoder:
             layers=[Layer.load(config, index, take, dtype, memory) for index in range(config.num_layers)],
             norm=take("model.norm.weight", config.hidden_size).to(dtype, copy=True),
             head=head,
-            inv_freq=torch.tensor(config.rope_inv_freq, dtype=torch.float32, device=device),
+            cos=cos,
+            signed_sin=signed_sin,
         )
 
     def forward(self, batch: ForwardBatch, kv: KVBackend) -> torch.Tensor:
@@ -89,7 +94,7 @@ class Decoder:
             `[R, V]` in the model's dtype, row r for `batch.logits_rows[r]`.
         """
         hidden = F.embedding(batch.input_ids, self.embedding).to(self.dtype)  # [T, H]
-        cos, sin = cos_and_signed_sin(batch.positions, self.inv_freq, self.config.rope_scale, self.dtype)
+        cos, sin = self.cos[batch.positions], self.signed_sin[batch.positions]  # [T, 1, D] each
         delta = None  # [T, H], what the block before found, not yet added to hidden
         for layer in self.layers:
             attended = layer.attend(hidden, delta, cos, sin, batch, kv)  # [T, Hq * D]

@@ -1,6 +1,7 @@
-"""The product that both halves of attention are made of, written as vectors for LLVM, and 16-bit floats.
+"""The product that both halves of attention are made of where blocks are plain, written as vectors for LLVM.
 
-Everything else of the CPU kernel is plain numba (`cpu_numba.py`); only here the compiler had to be led by hand.
+Blocks in lines have `cpu_lines.py` for it.  Most else of the CPU kernel is plain numba (`cpu_numba.py`); for products
+and powers the compiler had to be led by hand.
 """
 
 from __future__ import annotations

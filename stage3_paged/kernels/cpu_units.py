@@ -16,14 +16,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange, types
-from numba.extending import overload
+from numba import njit, prange
 
 from common.compiled import LANES, array_at, compiled, narrow
 from stage3_paged.kernels import cpu_lines, cpu_softmax, cpu_vectors
 from stage3_paged.kernels.cpu_lines import list_strips, score_strips, weigh_strips
 from stage3_paged.kernels.cpu_softmax import exponentiate, largest, power
-from stage3_paged.kernels.cpu_vectors import copy_row, itemsize
+from stage3_paged.kernels.cpu_vectors import copy_row, factors, itemsize
 
 BLOCK = 512  # positions of a key block
 HIGH, WIDE = 6, 4  # rows and vectors of a tile: 24 sums, which leave registers for operands
@@ -87,7 +86,7 @@ def attend_units(  # noqa: PLR0913, PLR0917
         strips = array_at(strips_at, (2, (length - first + LANES - 1) // LANES), np.int64(0))
         list_strips(like, table, keys_at, values_at, first, length, shape, strips)
     for worker in prange(workers):
-        query, weights = numbers(TALL * head_size, like), numbers(TALL * BLOCK, like)
+        query, weights = factors(TALL * head_size, like, word), factors(TALL * BLOCK, like, word)
         scores, sums = np.empty(TALL * BLOCK, np.float32), np.empty(TALL * head_size, np.float32)
         peaks, totals = np.empty(TALL, np.float32), np.empty(TALL, np.float32)
         spare = np.empty(head_size + LANES, np.uint32), np.empty(1, np.int64)
@@ -120,17 +119,6 @@ def list_units(batch, group, num_kv_heads):
                 units[count] = s, head, rows * part // parts[s], rows * (part + 1) // parts[s]
                 count += 1
     return units
-
-
-def numbers(n, like):
-    """Room for n numbers like this, all 0."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(numbers)
-def _numbers(n, like):
-    kind = np.uint16 if like == types.uint16 else np.float32
-    return lambda n, like: np.zeros(n, kind)
 
 
 @njit
